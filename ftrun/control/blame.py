@@ -1,4 +1,4 @@
-"""Whose failure ended a run: the root cause, failures like it, independent ones, and those that only lost a peer.
+"""Finds whose failure ended a run: the root cause, failures like it, independent ones, and those that only lost a peer.
 
 No clock, no I/O, no torch here: it sorts what the launcher gathered.
 """
@@ -46,14 +46,14 @@ class Verdict:
 
     @property
     def own(self) -> tuple[Failure, ...]:
-        """Those that did not only lose a peer."""
+        """Return the failures that are more than the loss of a peer."""
         return (*(() if self.root is None else (self.root,)), *self.same, *self.others)
 
 
 def judge(failures: Iterable[Failure], decisive: int | None = None) -> Verdict | None:
-    """Sort `failures`; None when there are none. `decisive`: the cell whose failure could not be repaired, when known.
+    """Sort `failures`; return None when there are none. `decisive`: the cell whose failure could not be repaired, when known.
 
-    The first one by time is the root, unless it only lost a peer whose own failure is known.
+    The first failure by time is the root, unless its rank only lost a peer whose own failure is known.
     """
     ordered = sorted(failures, key=lambda f: (f.at, f.rank))
     if not ordered:
@@ -84,14 +84,14 @@ def lost_a_peer(failure: Failure) -> bool:
 
 
 def alike(one: Failure, other: Failure) -> bool:
-    """The same failure in two ranks: the same exception at the same place, or the same end without an exception."""
+    """Did two ranks fail in the same way: with one exception at one place, or with one end and no exception?"""
     if one.kind or other.kind:
         return (one.kind, one.where) == (other.kind, other.where)
     return one.cause == other.cause
 
 
 def how_far(in_script: bool, under_way: bool, age: float) -> str:
-    """How far a worker came that lived for `age` seconds: BEFORE_SCRIPT, AT_START or LATER.
+    """Return how far a worker came that lived for `age` seconds: BEFORE_SCRIPT, AT_START or LATER.
 
     `under_way`: it has a group of ours, or trains.
     """

@@ -1,4 +1,4 @@
-"""Budgets: how often what may fail before the run ends. Counts and compares; orders nothing but the end.
+"""Budgets limit how often something may fail before the run ends. This file orders only spares and the end.
 
 No clock (times come in the events), no I/O, no torch here.
 """
@@ -21,13 +21,13 @@ SERVICE_WINDOW = 60.0
 
 
 def finish(state: State, code: int, reason: str, *says: Say, failed: bool = True) -> Result:
-    """The run ends with exit code `code`. `failed`: see Terminate."""
+    """End the run with exit code `code`. `failed`: see Terminate."""
     ending = replace(state, phase=RunPhase.ENDING, exit_code=code)
     return ending, (*says, Terminate(reason, failed), End(code, reason))
 
 
 def failure_key(death: Died) -> str:
-    """What names a death that is the program's own doing; "" for a machine fault (a signal, or nothing known)."""
+    """Name a death that the program caused; "" for a machine fault (a signal, or nothing known)."""
     if death.signature:
         return f"died {death.signature}"
     if death.code is not None and 0 < death.code < 128:
@@ -36,15 +36,15 @@ def failure_key(death: Died) -> str:
 
 
 def in_step(key: str, rank: int | None, step: int | None) -> str:
-    """Names failure `key` of `rank` in gate step `step`. There it is the program's when it comes again, to whoever holds the rank then.
+    """Name failure `key` of `rank` in gate step `step`. A second one there, whoever holds the rank, is the program's fault.
 
-    To another rank, or in another step, it is another one: the machine may be short of memory more than once.
+    In another rank or step it counts as another failure: the machine may be short of memory more than once.
     """
     return f"{key}, rank {rank}, step {step}"
 
 
 def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
-    """Remember failure `key`; True when it was already seen in an earlier generation."""
+    """Remember failure `key`; return True when it already occurred in an earlier generation."""
     first = next((g for k, g in state.failures if k == key), None)
     if first is None:
         return replace(state, failures=(*state.failures, (key, generation))), False
@@ -52,7 +52,7 @@ def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
 
 
 def charge(config: Config, state: State, worker: WorkerState, death: Died) -> tuple[State, tuple[Action, ...] | None]:
-    """Book the death of a rank that is to be refilled. Actions are None while the budget lasts, else the end."""
+    """Charge the death of a rank that needs a new worker. Actions are None while the budget lasts, else the end."""
     assert worker.rank is not None
     if death.fault in (Fault.DRAIN, Fault.GAVE_WAY):
         return state, None  # nothing failed; what a rank gave way to is another rank's failure, and charged to that
@@ -67,7 +67,7 @@ def charge(config: Config, state: State, worker: WorkerState, death: Died) -> tu
 
 
 def count_failure(config: Config, state: State, worker: WorkerState, t: float) -> tuple[State, tuple[Action, ...] | None]:
-    """One more failure of a rank. Actions are None while --max-replacements allows it, else the end."""
+    """Count one more failure of a rank. Actions are None while --max-replacements allows it, else the end."""
     assert worker.rank is not None
     recent = tuple((r, at) for r, at in state.deaths if t - at <= config.replacement_window)
     state = replace(state, deaths=(*recent, (worker.rank, t)))
@@ -80,14 +80,14 @@ def count_failure(config: Config, state: State, worker: WorkerState, t: float) -
 
 
 def charge_devices(config: Config, state: State, devices: Sequence[str], t: float) -> tuple[State, bool]:
-    """Book a fault of devices; True when one of them had too many within the window."""
+    """Charge a fault of devices; return True when one of them had too many within the window."""
     recent = tuple((d, at) for d, at in state.device_faults if t - at <= config.replacement_window)
     state = replace(state, device_faults=(*recent, *((device, t) for device in devices)))
     return state, any(sum(d == device for d, _ in state.device_faults) > config.device_faults for device in devices)
 
 
 def spare_lost(state: State, worker: WorkerState) -> tuple[State, tuple[Action, ...]]:
-    """Book a spare's death: spares that never come to park are not started for ever."""
+    """Charge a spare's death: spares that never park are not started for ever."""
     if worker.parked:
         return state, ()
     count = state.spare_failures + 1
@@ -109,13 +109,13 @@ def replenish(config: Config, state: State) -> Result:
 
 
 def allocate(state: State, rank: int | None) -> tuple[State, int]:
-    """A new incarnation in the next board cell; cells are never used twice."""
+    """Add an incarnation in the next board cell; no cell is used twice."""
     cell = state.next_worker
     return replace(state, next_worker=cell + 1).put(WorkerState(cell, rank, state.generation)), cell
 
 
 def service_lost(state: State, service: str, t: float) -> tuple[State, bool]:
-    """Book the death of one of our own processes; True when it dies too often to go on."""
+    """Charge the death of one of our own processes; return True when it dies too often to go on."""
     recent = tuple((s, at) for s, at in state.service_deaths if t - at <= SERVICE_WINDOW)
     state = replace(state, service_deaths=(*recent, (service, t)))
     return state, sum(s == service for s, _ in state.service_deaths) > SERVICE_DEATHS

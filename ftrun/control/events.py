@@ -1,4 +1,4 @@
-"""What the controller hears (events) and what it orders (actions). Plain data; JSON both ways for the journal.
+"""Events, which the controller hears, and actions, which it orders: plain data, JSON both ways for the journal.
 
 A *worker* is named by its board cell. Times (`t`, `now`) are seconds on any monotonic clock; the machine only
 subtracts them. No clock, no I/O, no torch here.
@@ -80,7 +80,7 @@ class Protected(Event):
 
 @dataclass(frozen=True)
 class Stepped(Event):
-    """An optimizer of a worker took its first step: starting again from the beginning would throw work away."""
+    """An optimizer of a worker took its first step: a restart from the beginning would throw work away."""
 
     t: float
     worker: int
@@ -97,7 +97,7 @@ class LoopDone(Event):
 
 @dataclass(frozen=True)
 class Dying(Event):
-    """The process of a rank in its loop is about to end; its exit code does not show yet. Its Died follows."""
+    """The process of a rank in its loop is about to end; its exit code is not known yet. Its Died follows."""
 
     t: float
     worker: int
@@ -108,10 +108,10 @@ class Died(Event):
     """A worker's process is gone or was condemned. `code`: exit code, or 128 + signal, or None when it cannot be learnt.
 
     `cause` is for people ("SIGKILL", "exit 3", "frozen", ...). `signature` names an uncaught Python exception
-    ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: not 0 when it left with
-    one of ftrun's own errors, which would only come again: the exit code with which the run ends. `early`: it came no
+    ("ValueError at train.py:31"), "" when there was none. `loop_done` as on the board. `final`: the exit code with
+    which the run ends when the worker left with one of ftrun's own errors, which would only recur; else 0. `early`: it came no
     further than its start (see blame.how_far); `age`: seconds it had lived. `fault`: a value of ftrun.core.faults.Fault,
-    "" = a process that is gone; `evidence`: one sentence that says how it is known. `outside`: the exception came from code
+    "" = a process that is gone; `evidence`: one sentence that says how ftrun knows. `outside`: the exception came from code
     of the script that a replacement would never run ("after the update", "after the body", "after the loop"), "" = it did not.
     `step` is an index, which each epoch may begin anew; `gate` the gate number that belongs to it.
     """
@@ -134,7 +134,7 @@ class Died(Event):
 
     @property
     def at(self) -> int | None:
-        """Where it is in the run: a step index comes again in each epoch, a gate number does not."""
+        """Return its place in the run: a gate number does not recur in each epoch, as a step index does."""
         return self.step if self.gate is None else self.gate
 
 
@@ -142,7 +142,7 @@ class Died(Event):
 class Raised(Event):
     """A body raised a user exception before the gate; the process lives and waits. `step` is its index, `gate` the gate number.
 
-    `generation`: in which it raised (F.RAISED); None = the newest one the worker ran in. `fault`, `evidence` as in Died.
+    `generation`: the one in which it raised (F.RAISED); None = the newest one the worker ran in. `fault`, `evidence` as in Died.
     """
 
     t: float
@@ -215,7 +215,7 @@ class Unconnected(Event):
 
 @dataclass(frozen=True)
 class Stalled(Event):
-    """Those whom the repair waits for make no progress for `seconds`, which is too much; `where`: the script's line, "" = not known."""
+    """The workers that the repair waits for made no progress for `seconds`, past the limit; `where`: the script's line, "" = not known."""
 
     t: float
     generation: int
@@ -241,7 +241,7 @@ class Stuck(Event):
 
 @dataclass(frozen=True)
 class Doubted(Event):
-    """A worker found a reason why the result of a repaired run may not be called exact; `why` is for the journal."""
+    """A worker has a reason not to call the result of a repaired run exact; `why` is for the journal."""
 
     t: float
     worker: int
@@ -250,7 +250,7 @@ class Doubted(Event):
 
 @dataclass(frozen=True)
 class Noticed(Event):
-    """Something is wrong that stops nobody (a straggler, a full disk): a report. `worker` None: not one worker's.
+    """A report of trouble that stops nobody (a straggler, a full disk). `worker` None: it concerns no single worker.
 
     `fault`, `evidence` as in Died.
     """
@@ -323,7 +323,7 @@ class DeviceFault(Event):
 
 @dataclass(frozen=True)
 class Probed(Event):
-    """The answer to Probe. `workers`: those that use the device now; `detail`: what did not work."""
+    """The answer to Probe. `workers`: those that use the device now; `detail`: the test that failed."""
 
     t: float
     device: str
@@ -334,7 +334,7 @@ class Probed(Event):
 
 @dataclass(frozen=True)
 class DeviceOut(Event):
-    """Another run, or a person, put a device in quarantine: who has it keeps it, nobody else gets it."""
+    """Another run, or a person, quarantined a device: its worker keeps it, nobody else gets it."""
 
     t: float
     device: str
@@ -351,7 +351,7 @@ class DeviceBack(Event):
 
 @dataclass(frozen=True)
 class PeerFailed(Event):
-    """The world of several nodes is over, and why is no matter of this node: everyone starts again together.
+    """The world of several nodes is over for a reason outside this node: all nodes start again together.
 
     `cause` is for people. `node` and `rank` (of the world) name who failed, where that is known.
     """
@@ -433,7 +433,7 @@ class Publish(Action):
 
 @dataclass(frozen=True)
 class OpenGate(Action):
-    """Swap `closed` off for `generation` (nothing when a later generation stopped it)."""
+    """Swap `closed` off for `generation`; do nothing when a later generation closed the gate."""
 
     generation: int
 
@@ -463,7 +463,7 @@ class StartService(Action):
 
 @dataclass(frozen=True)
 class Quarantine(Action):
-    """Give `device` to nobody any more, and remember that beyond this launcher's life."""
+    """Give `device` to no worker any more, and remember that beyond this launcher's life."""
 
     device: str
     reason: str
@@ -471,7 +471,7 @@ class Quarantine(Action):
 
 @dataclass(frozen=True)
 class Probe(Action):
-    """Ask the driver whether `device` is well, answer with Probed; a driver that does not answer is an answer too."""
+    """Ask the driver whether `device` is well, answer with Probed, also when the driver does not answer."""
 
     device: str
 
@@ -499,7 +499,7 @@ class NodeDone(Action):
 class Terminate(Action):
     """End every worker: a signal to each process group, SIGKILL after the shutdown timeout; spares at once.
 
-    `failed`: a rank did, so those that fail with it get a moment to report; else the signal comes at once, as nothing is to go on.
+    `failed`: a rank failed, so those that fail with it get a moment to report; else the signal comes at once.
     """
 
     reason: str

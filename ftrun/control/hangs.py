@@ -1,32 +1,32 @@
-"""Who holds up a world in which nothing moves: pure judgement over what the board says of each rank.
+"""Judges who holds up a world in which nothing moves, from what the board says of each rank.
 
-Theory of operation. `Watch` looks at the ranks in a loop (`Rank.looping`). While a gate has opened lately (`moves`) nothing is judged:
+Theory of operation. `Watch` looks at the ranks in a loop (`Rank.looping`). While a gate has opened lately (`moves`) it judges nothing:
 the usual case, which costs no description of the ranks. Otherwise each rank is in one of two states:
 
     waiting   in a collective, in a send or receive, or at the gate, and its control thread ran within 0.75 s
     busy      everything else; `excuse` says what may take long: its first body, a job.call, a compilation, code outside a body
 
 From that one of three verdicts follows:
-- Everybody waits, and some for ranks that certainly do not come (`waits.for_ever`), or a collective of somebody's was cut: patience
-  is of no use. 2.8 typical steps and at least 0.9 s, so that it is told within three steps, or a second. `waits.split` names
-  the fewest ranks that explain it; where it cannot tell, the links are suspected, all connections are made again once and nobody is
-  replaced. The next time at the same step it takes five times as long, since new connections are slow at first.
-- Everybody waits, and what they wait for may be on its way (all are in one collective, or wait for a message): data may be much and the
-  network slow. They get as long as a busy rank, and each collective that ends counts as a sign of life.
+- Everybody waits, and some for ranks that certainly do not come (`waits.for_ever`), or a rank's collective was cut: patience
+  is of no use. `Watch` waits 2.8 typical steps and at least 0.9 s, so that it reports within three steps, or a second. `waits.split`
+  names the fewest ranks that explain it; where it cannot tell, the links are the suspects: all ranks reconnect once and nobody is
+  replaced. The next time at the same step it waits five times as long, since new connections are slow at first.
+- Everybody waits, and what they wait for may be on its way (all are in one collective, or wait for a message): the message may be
+  large and the network slow. They get as long as a busy rank, and each collective that ends counts as a sign of life.
 - Some are busy while others wait: 15 typical steps, but between --hang-floor and --hang-ceiling (60 s and 600 s), and the latter where
   an excuse holds. Then the busy rank is accused: of a held GIL when its control thread did not run either, else of a hang.
 Nobody is accused while all are busy, nor a rank for being slow. `standstill` tells a person much earlier, from 2 s on.
 
 What is a sign of life. A rank's `mark` changes with everything that it writes to the board: phase, collective, step. Its beat does not
 count: that comes from a native thread, which lives on in a process whose Python hangs. Time is counted from look to look, and a
-late look counts as one in time, so what a paused launcher or machine missed does not count as silence. Looks may be rare: a rank says when
-it last showed life, and `due` says when somebody's patience ends. A rank that was stopped inside a collective, by a debugger maybe,
+late look counts as one in time, so a pause of the launcher or the machine does not count as silence. Looks may be rare: a rank says
+when it last showed life, and `due` says when the first limit is reached. A rank that was stopped inside a collective, by a debugger maybe,
 gets its full time again when its Python runs again.
 
 Tried and rejected:
 - One second for every world that waits. A slow all-reduce was called a broken link.
 - The newest collective of the whole world decides who is missing. With subgroups its number says nothing about the others, and sends
-  and receives are counted by each side for itself; so blame follows who waits for whom, over all groups.
+  and receives are counted by each side for itself; so blame follows the waits, over all groups.
 - Comparing counts across a repair: a replacement has not made the collectives before it, so all count from the last repair on.
 - A limit in steps alone: with steps of 50 ms a busy second would be a hang. The floor for a busy rank was 20 s first, and is a minute.
 """
@@ -43,15 +43,15 @@ from ftrun.control.waits import Rank, Sign, for_ever, split
 from ftrun.core.faults import Fault
 from ftrun.core.text import ranks as named
 
-STUCK_STEPS = 2.8  # typical steps after which a world of waiting ranks is stuck: told within three
-STUCK_LEAST = 0.9  # seconds: told within one
+STUCK_STEPS = 2.8  # typical steps after which a world of waiting ranks is stuck: reported within three
+STUCK_LEAST = 0.9  # seconds: reported within one
 STUCK_FIRST = 60.0  # seconds, before the length of a step is known
 STUCK_AGAIN = 5.0  # times longer, when the connections were made anew at this very step
 HANG_STEPS = 15.0  # typical steps that a rank may be busy while others wait for it
 FIRST_STEPS = 10.0  # explicit timeouts that a first body may take
 KNOWN_AFTER = 3  # gates until the length of a step is known
 GIL_AFTER = 0.75  # seconds without any Python (its control thread looks four times a second) that tell a held GIL from a busy one
-STALL_LEAST = 2.0  # seconds without progress that a person is told of, long before anybody is accused
+STALL_LEAST = 2.0  # seconds without progress after which people are told, long before anybody is accused
 STALL_STEPS = 3.0  # typical steps
 STALL_FIRST = 10.0  # seconds, before the length of a step is known
 STALL_OUTSIDE = 30.0  # seconds, where a checkpoint may be written: between two steps, or while every rank is busy
@@ -69,7 +69,7 @@ class Accused:
 
 @dataclass(frozen=True)
 class HangVerdict:
-    """`accused` hold all others up; without one the links are the suspects, and `what` is what every rank waits in."""
+    """`accused` hold all others up; without one the links are the suspects, and `what` names what every rank waits in."""
 
     accused: tuple[Accused, ...] = ()
     what: str = ""
@@ -103,13 +103,13 @@ class Limits:
 
 
 class Watch:
-    """Looks at the ranks of one world at least every `pause` seconds, as long as the launcher runs."""
+    """Watches the ranks of one world, at least every `pause` seconds while the launcher runs."""
 
     def __init__(self, limits: Limits, pause: float) -> None:
         self._limits = limits
         self._longest = 2 * pause  # a look later than that counts as one in time
         self._gap = 0.0  # seconds since the look before, as they are counted
-        self.due = math.inf  # seconds from the last look to the one at which the first patience is over
+        self.due = math.inf  # seconds from the last look to the one at which the first limit is reached
         self._clock = 0.0  # seconds that we watched
         self._at: float | None = None
         self._marks: dict[int, tuple[tuple[int, ...], float]] = {}  # cell -> mark, and our clock when it last changed
@@ -125,12 +125,12 @@ class Watch:
 
     @property
     def typical(self) -> float | None:
-        """Seconds of a typical step, None while that is not known."""
+        """Return the seconds of a typical step, None while that is not known."""
         return statistics.median(self._steps) if self._opened >= KNOWN_AFTER and self._steps else None
 
     @property
     def stuck_after(self) -> float:
-        """Seconds after which a world in which every rank waits, and some for ever, is stuck."""
+        """Return the seconds after which a world is stuck in which every rank waits, and some for ever."""
         return self._at_least(STUCK_FIRST)
 
     def _at_least(self, first: float) -> float:
@@ -141,13 +141,13 @@ class Watch:
 
     @property
     def silent_after(self) -> float:
-        """Seconds without the end of any collective after which a world whose data may be under way is stuck."""
+        """Return the seconds after which a world is stuck whose data may be under way, though no collective ends."""
         if self._limits.timeout is not None:
             return self._limits.timeout
         return max(STUCK_FIRST, self._limits.floor) if self.typical is None else self.patience("")
 
     def patience(self, excuse: str) -> float:
-        """Seconds that a busy rank may keep others waiting."""
+        """Return the seconds that a busy rank may keep others waiting."""
         typical, limits = self.typical, self._limits
         if limits.timeout is not None:
             if excuse in ("call", "compiling"):
@@ -158,16 +158,16 @@ class Watch:
         return min(limits.ceiling, max(limits.floor, HANG_STEPS * typical))
 
     def _enough(self, last: int, here: Sequence[Rank]) -> float:
-        """Seconds that all of them may wait."""
+        """Return the seconds that all of them may wait."""
         again = STUCK_AGAIN if self._linked == last + 1 else 1.0
         if any(r.cut for r in here):
-            limit = self._at_least(STUCK_LEAST)  # one of them knows it: that needs no step to compare with
+            limit = self._at_least(STUCK_LEAST)  # one of them knows that it is cut: no step is needed to compare with
         else:
             limit = self.stuck_after if for_ever(here) else self.silent_after
         return again * max(self._enough_in(r.excuse, limit) for r in here)
 
     def _enough_in(self, excuse: str, limit: float) -> float:
-        """The same where one of them is in such a place, and `limit` where it is in none."""
+        """Return the seconds for a rank with `excuse`; `limit` without one."""
         if not excuse:
             return limit
         if excuse in ("call", "outside"):
@@ -185,12 +185,12 @@ class Watch:
         self.due = math.inf
 
     def see(self, now: float, generation: int, last: int, signs: Iterable[Sign]) -> None:
-        """Remember who showed life since the last look; `last` is the last opened gate. That is all while the world `moves`."""
+        """Remember who showed life since the last look; `last` is the last opened gate. While the world `moves` no more is needed."""
         self._count(now, generation, last)
         self.due = math.inf
         for one in signs:
             if self._marks.get(one.cell, ((), 0.0))[0] != one.mark:
-                ago = now - one.life  # what was before the last look is not what is new now
+                ago = now - one.life  # a sign from before the last look is not new
                 self._marks[one.cell] = one.mark, self._clock - (ago if 0 < ago < self._gap else 0.0)
             python, since = self._python.setdefault(one.cell, (one.python, self._clock))
             if python != one.python:
@@ -205,7 +205,7 @@ class Watch:
         return self._clock - self._opened_at <= min(STALL_LEAST, self.stuck_after / 2)
 
     def judge(self, last: int, ranks: Sequence[Rank]) -> HangVerdict | None:
-        """What to think of the ranks, whose signs were just seen. None = nothing is wrong (yet)."""
+        """Judge the ranks, whose signs `see` has just taken in. None = nothing is wrong (yet)."""
         here = [r for r in ranks if r.looping]
         waiting = [r for r in here if self._waits(r)]
         if here and len(waiting) == len(here):
@@ -235,7 +235,7 @@ class Watch:
         self._last, self._opened_at = last, self._clock
 
     def _still(self, rank: Rank) -> float:
-        """Seconds without a sign of life."""
+        """Return the seconds without a sign of life."""
         return self._clock - self._marks[rank.cell][1]
 
     def _no_python(self, rank: Rank) -> float:
@@ -248,7 +248,7 @@ class Watch:
     # -- before anybody is accused -------------------------------------------------------------------------------------
 
     def standstill(self, last: int, ranks: Sequence[Rank]) -> Standstill | None:
-        """What a person may know already; call it after `judge` for the same ranks."""
+        """Return what people may know already; call it after `judge` for the same ranks."""
         here = [r for r in ranks if r.looping]
         if not here or self.moves:
             return None
@@ -256,7 +256,7 @@ class Watch:
         culprits = [r for r in here if r not in waiting]
         if not culprits:
             return self._all_still(last, here)
-        if not waiting and len(here) > 1:  # `look` accuses nobody
+        if not waiting and len(here) > 1:  # `judge` accuses nobody
             if not all(self._noticed(r, self.patience(r.excuse), STALL_OUTSIDE) for r in here):
                 return None
             return Standstill(min(map(self._still, here)), None, (), (), "")
@@ -278,7 +278,7 @@ class Watch:
         return _standstill(still, left, absent, present or here)
 
     def _noticed(self, rank: Rank, enough: float, least: float = STALL_LEAST) -> bool:
-        """Has this rank shown no life for so long that people should know, and has no gate opened meanwhile?"""
+        """Has this rank been silent for so long that people should know, and has no gate opened meanwhile?"""
         typical = self.typical
         if rank.excuse == "outside":
             least = STALL_OUTSIDE

@@ -1,4 +1,4 @@
-"""In-place recovery: stop, clean, reset, restore, resume; and the tail after the loop, where nobody is stopped.
+"""Repairs in place: stop, clean, reset, restore, resume; and the tail after the loop, where nobody is stopped.
 
 No clock, no I/O, no torch here. Every fault in an incident starts it again with a higher generation.
 """
@@ -37,7 +37,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
             return state, (*orders, *more)
     for death in deaths:
         if state.armed and death.fault == Fault.EXCEPTION and death.outside:
-            # as under torchrun: what the script still had to do there was not done, and a replacement would never do it
+            # as under torchrun: the script did not finish its work there, and a replacement would never do it
             worker = _holding(state, death.worker)
             said = Say("failed", worker.cell, worker.rank, f"{death.signature or death.cause}, {death.outside}")
             state, more = restarts.restart_or_end(config, state, death.t, said, full=False)
@@ -49,7 +49,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     if not state.armed:
         return restarts.died_early(config, state, deaths[0], first.rank, tuple(orders))
     in_tail = [d.loop_done or _holding(state, d.worker).rank in state.tail for d in deaths]
-    # the world was stopped when the first sign of these deaths was seen: whoever finished did so after that
+    # the launcher stopped the world at the first sign of these deaths: whoever finished did so after that
     stopped = state.phase is RunPhase.STOPPING and all(_holding(state, d.worker).dying for d in deaths)
     if not stopped and any(w.finished for w in state.workers) and not all(in_tail):
         said = Say("cannot_recover", first.cell, first.rank, "another rank has already finished")
@@ -75,7 +75,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
 
 
 def _as_the_policy_says(config: Config, state: State, deaths: Sequence[Died]) -> tuple[State, tuple[Action, ...], bool]:
-    """Deaths that the policy answers with more, or less, than another worker. True = there is nothing more to do."""
+    """Apply the policy where it answers deaths with more, or less, than another worker. True = there is nothing more to do."""
     orders: list[Action] = []
     for death in deaths:
         if death.fault in policy.OF_DEVICES:
@@ -120,7 +120,7 @@ def meeting(state: State) -> bool:
 
 
 def gate_closed(config: Config, state: State, event: events.GateClosed) -> Result:
-    """The step to resume is known."""
+    """Take over the step to resume."""
     if event.generation != state.generation:
         return state, ()
     resume = event.last + 1 if state.rollback < 0 else state.rollback
@@ -139,7 +139,7 @@ def _meet(config: Config, state: State) -> Result:
 
 
 def staged(config: Config, state: State, event: events.Stage) -> Result:
-    """A worker answered a stage of an incident (also the late "first_done", back in RUNNING)."""
+    """Take over a worker's answer to a stage of an incident (also the late "first_done", back in RUNNING)."""
     if event.stage not in STAGES:
         raise IllegalEvent(f"unknown stage {event.stage!r}")
     worker = state.worker(event.worker)
@@ -182,7 +182,7 @@ def progress(config: Config, state: State) -> Result:
 
 
 def doubted(config: Config, state: State, event: events.Doubted) -> Result:
-    """A reason not to call the result exact: in a repair all of them are gathered until its gate would open, later one is enough."""
+    """Record a reason not to call the result exact. A repair gathers all of them until its gate would open; later one is enough."""
     worker = state.worker(event.worker)
     if worker is None or worker.rank is None:
         return state, ()
@@ -196,12 +196,12 @@ def _may_not_go_on(config: Config, state: State) -> bool:
 
 
 def _end_inexact(state: State) -> Result:
-    """Nothing is wrong with the script or the machine, and what was saved is as it should be: the run may be started again."""
+    """End with the requeue code: script, machine and saved state are sound, so the run may be started again."""
     return budgets.finish(state, EXIT_REQUEUE, "a repair that is not exact", Say("inexact"), failed=False)
 
 
 def raised(config: Config, state: State, event: events.Raised) -> Result:
-    """A body raised: once everybody does the step again, the same exception a second time is the program's."""
+    """Answer an exception in a body: everybody does the step again once; the same exception a second time is the program's fault."""
     worker = state.worker(event.worker)
     if worker is None or worker.rank is None:
         return state, ()
@@ -220,21 +220,21 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
         )
     if generation < worker.generation:
         return state, ()
-    # forgiven is an error that neither the step done again nor the one after it shows: a reset may only hide it
+    # an error is forgiven if neither the repeated step nor the one after it shows it: a reset may only hide it
     at = event.step if event.gate is None else event.gate
     known = {key for key, seen in state.failures if seen < generation}
 
     def keys(rank: int | None) -> list[str]:
         return [budgets.in_step(f"raised {event.signature}", rank, step) for step in (at, at - 1)]
 
-    # the exchange gives every rank what is not finite on one, and the first to look raises
+    # the exchange gives one rank's non-finite value to every rank, and the first to look raises
     whose = keys(None if fault == Fault.NONFINITE.value else worker.rank)
     state, _ = budgets.seen_before(state, whose[0], generation)
     if not known.isdisjoint(whose):
         reason = f"rank {worker.rank}: {event.signature}, twice"
         return budgets.finish(state, EXIT_FAILED, reason, replace(said, what="raised_again"))
     if state.phase in INCIDENT and generation < state.generation:
-        return state, ()  # it left its body in the old generation and stops by itself, like any survivor
+        return state, ()  # it left its body in the old generation and stops without an order, like any survivor
     if any(w.finished for w in state.workers):
         cannot = Say("cannot_recover", worker.cell, worker.rank, "another rank has already finished")
         return restarts.restart_or_end(config, state, event.t, cannot)
@@ -249,7 +249,7 @@ def raised(config: Config, state: State, event: events.Raised) -> Result:
 
 
 def noticed(config: Config, state: State, event: events.Noticed) -> Result:
-    """A report. Nothing follows from it unless the user's policy says so."""
+    """Pass on a report. Nothing follows from it unless the user's policy says so."""
     worker = None if event.worker is None else state.worker(event.worker)
     rank = None if worker is None else worker.rank
     response = policy.of_worker(config.policy, event.fault)
@@ -264,15 +264,15 @@ def noticed(config: Config, state: State, event: events.Noticed) -> Result:
 
 
 def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Result:
-    """Rungs 1 to 3 are out for a replaced rank: everybody back to the host snapshot, else restart of the world or the end.
+    """Send everybody back to the host snapshot, else restart the world or end: rungs 1 to 3 are out for a replaced rank.
 
-    Also when the world was stopped again since: the worker has given up, and tells it once.
+    This holds also when the world was stopped again since: the worker has given up, and says so once.
     """
     worker = state.worker(event.worker)
     if worker is None or worker.rank not in state.replaced:
         return state, ()
     if state.rollback >= 0 and event.generation < state.generation:
-        return state, ()  # it gave up in the world before: the snapshot is what it gets now
+        return state, ()  # it gave up in the world before: now it gets the snapshot
     said = Say("unrestorable", worker.cell, worker.rank, event.why)
     left = any(w.loop_done or w.finished for w in state.workers)  # whoever left the loop cannot go back into it
     if event.snapshot >= 0 and state.rollback < 0 and not left:
@@ -283,12 +283,12 @@ def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Re
 
 
 def unconnected(config: Config, state: State, event: events.Unconnected) -> Result:
-    """The links are the suspects: make all connections again, once in an incident; then it is the rank."""
+    """Suspect the links first: make all connections again, once in an incident. After that, suspect the rank."""
     worker = state.worker(event.worker)
     if worker is None or worker.rank is None or event.generation < state.generation or not meeting(state):
-        return state, ()  # stopped meanwhile: that is its answer
+        return state, ()  # stopped meanwhile: the new world answers it
     if state.store_lost:
-        return state, ()  # they cannot meet in a store that died: everyone is stopped when there is another one
+        return state, ()  # they cannot meet in a store that died: the launcher stops everyone when there is another one
     said = Say("unconnected", worker.cell, worker.rank, event.evidence)
     if policy.of_worker(config.policy, Fault.LINK) is Response.STOP:
         reason = f"rank {worker.rank}: {event.evidence}"
@@ -301,7 +301,7 @@ def unconnected(config: Config, state: State, event: events.Unconnected) -> Resu
 
 
 def stuck(config: Config, state: State, event: events.Stuck) -> Result:
-    """The links are the suspects: make all connections again, replace nobody. If that did not help, end."""
+    """Suspect the links: make all connections again, replace nobody. If that did not help, end."""
     if not state.armed or event.generation != state.generation or any(w.finished for w in state.workers):
         return state, ()
     response = policy.of_worker(config.policy, Fault.LINK)
@@ -317,7 +317,7 @@ def stuck(config: Config, state: State, event: events.Stuck) -> Result:
 
 
 def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
-    """Survivors that did not stop in time are lost."""
+    """Give up survivors that did not stop in time."""
     if event.generation != state.generation or event.name != "stop":
         return state, ()
     busy = [w for w in state.survivors() if w.answered < WorkerStage.STOPPED]
@@ -330,7 +330,7 @@ def stop_expired(config: Config, state: State, event: events.Expired) -> Result:
 
 
 def awaited(state: State) -> list[WorkerState]:
-    """Whom the repair waits for: the least advanced ranks (groups need everyone); after the loop, replacements on their way."""
+    """Return whom the repair waits for: the least advanced ranks (groups need everyone); after the loop, replacements on their way."""
     if state.phase is RunPhase.REPAIRING:
         least = min(_reached(state, w) for w in state.ranked())
         return [w for w in state.ranked() if _reached(state, w) == least]
@@ -338,18 +338,18 @@ def awaited(state: State) -> list[WorkerState]:
 
 
 def in_its_script(state: State, worker: WorkerState) -> bool:
-    """Is one that the repair waits for in the script's own code, between two steps, with its rank's state in its hands?"""
+    """Is an awaited worker, which has its rank's state, in the script's own code between two steps?"""
     return worker.rank not in state.replaced and not WorkerStage.CLEANED <= worker.answered < WorkerStage.RESTORED
 
 
 def stalled(config: Config, state: State, event: events.Stalled) -> Result:
-    """No repair lasts for ever: who holds it up is replaced; the second time in an incident another worker is no help."""
+    """Replace who holds a repair up; the second time in an incident another worker is no help."""
     slow = awaited(state)
     if event.generation != state.generation or not slow or {w.cell for w in slow} - {*event.workers}:
         return state, ()
     cause = f"held the repair up: no progress for {event.seconds:.0f} s" + (f" at {event.where}" if event.where else "")
     if len(slow) == len(state.holder) > 1 and min(w.answered for w in slow) == WorkerStage.READY:
-        # all of them want to meet the others, and do not: the links are the suspects
+        # all want to meet the others and cannot: the links are the suspects
         said = Say("unconnected", slow[0].cell, slow[0].rank, cause)
         if state.reconnected:
             said = replace(said, what="stalled_again")
@@ -367,7 +367,7 @@ def stalled(config: Config, state: State, event: events.Stalled) -> Result:
 
 
 def left_early(event: events.Finished) -> Died:
-    """A replacement whose script is over before it took part in a loop: to those who wait for it that is a death."""
+    """Make a death of a replacement whose script ended before it took part in a loop: others wait for it."""
     why = "its script ended before it came to the loop"
     return Died(event.t, event.worker, why, 0, signature=f"exit code 0, {why}", fault=Fault.EXIT.value, evidence=why)
 
@@ -375,13 +375,13 @@ def left_early(event: events.Finished) -> Died:
 def condemned(
     workers: Sequence[WorkerState], t: float, cause: str, fault: str = Fault.HANG.value, evidence: str = ""
 ) -> list[Died]:
-    """The deaths of workers that live and must not."""
+    """Make the deaths of workers that still live and must be ended."""
     why = evidence or f"it {cause}"
     return [Died(t, w.cell, cause, loop_done=w.loop_done, fault=fault, evidence=why) for w in workers]
 
 
 def _reached(state: State, worker: WorkerState) -> WorkerStage:
-    """How far a worker is; a new holder has nothing to stop or to clean."""
+    """Return how far a worker is; a new holder has nothing to stop or to clean."""
     fresh = worker.started and worker.rank in state.replaced
     return max(worker.answered, WorkerStage.CLEANED) if fresh else worker.answered
 
@@ -401,7 +401,7 @@ def _recovered(state: State) -> bool:
 
 
 def _vacate(state: State, worker: WorkerState) -> State:
-    """Take a dead worker out. A holder that never had the rank's state leaves the place's `lost` as it was."""
+    """Remove a dead worker. A holder that never had the rank's state leaves the rank's `lost` as it was."""
     assert worker.rank is not None
     state = replace(state.drop([worker.cell]), holder=with_item(state.holder, worker.rank, None))
     if state.lost[worker.rank] is None:
@@ -410,7 +410,7 @@ def _vacate(state: State, worker: WorkerState) -> State:
 
 
 def _tail(config: Config, state: State) -> Result:
-    """Deaths after the loop: nobody is stopped and the gate keeps its generation; the new holders run the tail."""
+    """Answer deaths after the loop: nobody is stopped and the gate keeps its generation; the new holders run the tail."""
     empty = tuple(r for r, cell in enumerate(state.holder) if cell is None)
     tail = tuple(sorted({*state.tail, *empty}))
     state = replace(state, generation=state.generation + 1, tail=tail, opened=False, recovering=True, repaired=True)

@@ -10,7 +10,7 @@ Theory of operation. A run is in one of these states (`RunPhase`):
     starting    workers were ordered; not every rank has begun its script. A deadline ends it
     running     the usual case. Before every rank has called protect() a death leads to restarting, after that to stopping
     stopping    the gate is being closed into a new generation; who holds which rank is open, and so is the step to go on with
-    repairing   the world file of that generation is out: survivors rewind and reconnect, replacements restore, all do step `resume`
+    repairing   the world file of that generation is published: survivors rewind and reconnect, replacements restore, all do step `resume`
     restarting  every worker is told to end; then starting again, after a pause of 0.5 to 30 s
     ending      workers are told to end, the exit code is known
     ended       nothing waits for anybody any more

@@ -1,4 +1,4 @@
-"""What the run as a whole does: names that the controller decides by and the views show."""
+"""Phases of the run as a whole: the controller decides by these names, and the views display them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class RunPhase(str, enum.Enum):
-    """What the run as a whole does. NEW is before Begin."""
+    """Phase of the run as a whole. NEW is before Begin."""
 
     NEW = "NEW"
     STARTING = "STARTING"
@@ -25,6 +25,6 @@ INCIDENT = (RunPhase.STOPPING, RunPhase.REPAIRING)
 LIVE = (RunPhase.STARTING, RunPhase.RUNNING, *INCIDENT, RunPhase.RESTARTING)
 OVER = (RunPhase.ENDING, RunPhase.ENDED)
 
-# What people are told in place of REPAIRING: the stage of the least advanced worker. No decision reads it.
+# In place of REPAIRING people are told the stage of the least advanced worker. No decision reads it.
 CLEANING, RESETTING, RESTORING, RESUMING = REPAIR_STAGES = ("CLEANING", "RESETTING", "RESTORING", "RESUMING")
 INTERRUPTED = (RunPhase.STOPPING, *REPAIR_STAGES, RunPhase.RESTARTING)

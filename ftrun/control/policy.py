@@ -1,7 +1,7 @@
-"""Fault -> what is done about it: one table, and what a user put in place of its rows.
+"""Maps each fault to a response: one table, and the rows that a user overrides.
 
 A device fault asks in this order: the user's rows, the recovery action that the driver asks for (NVML field 230), the
-table of Xids. Nothing here counts: budgets.py does. No clock, no I/O, no torch.
+table of Xids. budgets.py counts; this file does not. No clock, no I/O, no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_ANSWER = -1  # the driver has no field 230, or did not answer in time
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """What is done, and what else a user may choose. An exit code alone never condemns a device."""
+    """The response, and what else a user may choose. An exit code alone never condemns a device."""
 
     response: Response
     choices: tuple[Response, ...]
@@ -69,7 +69,7 @@ RECOVERY: dict[int, tuple[str, Response]] = {
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a user put in place of rows: (fault, response) and (Xid, response) by their names."""
+    """Rows that a user overrides: (fault, response) and (Xid, response) by their names."""
 
     faults: tuple[tuple[str, str], ...] = ()
     xids: tuple[tuple[int, str], ...] = ()
@@ -83,7 +83,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Ruling:
-    """`why` is for people. `counts`: it is the device's doing, and charged to the device's budget."""
+    """`why` is for people. `counts`: the device caused it, and its budget is charged."""
 
     response: Response
     why: str
@@ -91,7 +91,7 @@ class Ruling:
 
 
 def of_worker(overrides: Overrides, fault: str) -> Response:
-    """What is done about a fault of a worker; an unnamed one ("") is a worker that is gone."""
+    """Return the response to a fault of a worker; an unnamed one ("") is a worker that is gone."""
     if not fault:
         return R.REPLACE
     named = Fault(fault)
@@ -99,13 +99,13 @@ def of_worker(overrides: Overrides, fault: str) -> Response:
 
 
 def of_dead(overrides: Overrides, fault: str) -> Response:
-    """The same when its process is gone: what needs a live process is done by a new one."""
+    """Return the response when its process is gone: a new process does what needs a live one."""
     response = of_worker(overrides, fault)
     return R.REPLACE if response in (R.REDO, R.LINKS, R.REPORT, R.SUSPECT) else response
 
 
 def of_device(overrides: Overrides, fault: str, code: int = 0, recovery: int = NO_ANSWER) -> Ruling:
-    """What is done about a fault of a device. `code`: the Xid, if it is one; `recovery`: the value of field 230."""
+    """Return the ruling on a fault of a device. `code`: the Xid, if it is one; `recovery`: the value of field 230."""
     named = Fault(fault)
     row = xid.row(code)
     if named is Fault.XID:

@@ -1,6 +1,6 @@
-"""Replay of a journal: the same configuration and events must give the same actions, phases and generations.
+"""Replays a journal: the same configuration and events must give the same actions, phases and generations.
 
-Reads JSON lines only; starts nothing. `python -m ftrun.control.replay FILE` exits 0 when nothing differs, else 1.
+It reads JSON lines only and starts nothing. `python -m ftrun.control.replay FILE` exits 0 when nothing differs, else 1.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from ftrun.core.text import printable, tell
 
 
 def replay(lines: Iterable[str]) -> list[str]:
-    """Differences between a journal and what the machine does with its events, one sentence each; [] = none.
+    """Return the differences between a journal and the machine's answers to its events, one sentence each; [] = none.
 
-    An event whose answer is missing at the end of the journal, and a last line cut short, are no difference: the
-    launcher may have been killed there. An event that the machine refuses must have no answer in the journal (or an
-    empty one).
+    A missing answer at the end of the journal, and a last line cut short, are no difference: the launcher may have been
+    killed there. An event that the machine refuses must have no answer in the journal (or an empty one).
     """
     found: list[str] = []
     config: Config | None = None
     state: State | None = None
-    answer: tuple[int, str, dict[str, Any]] | None = None  # line and name of the event, what the journal must say now
+    answer: tuple[int, str, dict[str, Any]] | None = None  # line and name of the event, the answer that must follow in the journal
     for number, line in _lines(lines, found):
         try:
             if "config" in line and config is None:
@@ -109,7 +108,7 @@ def _compare(number: int, answer: tuple[int, str, dict[str, Any]], line: dict[st
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line: one journal file. Exit code 0 = same, 1 = different or unreadable, 2 = usage."""
+    """Replay the journal file that the command line names. Exit code 0 = same, 1 = different or unreadable, 2 = usage."""
     if len(arguments) != 1:
         print("usage: python -m ftrun.control.replay JOURNAL", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The names of what can be done about a fault, as a policy file and the journal spell them."""
+"""Names of the responses to a fault, as a policy file and the journal spell them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Response(str, enum.Enum):
-    """One answer to a fault."""
+    """One response to a fault."""
 
     REPLACE = "replace"  # another worker takes the rank
     QUARANTINE = "quarantine"  # another worker takes the rank, on another device
@@ -16,7 +16,7 @@ class Response(str, enum.Enum):
     STOP = "stop"  # the run ends, for a person to look: exit code 1
     FAIL_NODE = "fail-node"  # the run ends on this machine, worth running on another one: exit code 75
     SUSPECT = "suspect"  # probe the device, restart its worker there once, then quarantine it
-    REPORT = "report"  # say so, do nothing
+    REPORT = "report"  # report it, do nothing
 
     def __str__(self) -> str:
         return self.value

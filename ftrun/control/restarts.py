@@ -1,4 +1,4 @@
-"""Start and restart of the whole world: when nothing can be recovered in place, everyone runs the script anew.
+"""Starts and restarts the whole world: when nothing can be recovered in place, everyone runs the script anew.
 
 No clock, no I/O, no torch here.
 """
@@ -29,7 +29,7 @@ from ftrun.core.errors import EXIT_FAILED
 
 BACKOFF_FIRST = 0.5
 BACKOFF_MOST = 30.0
-# An attempt that lasted this long came to something: its failure is no failure of the start.
+# The failure of an attempt that lasted this long is no failure of the start.
 EARLY = 60.0
 
 
@@ -74,10 +74,10 @@ def restart_or_end(
 ) -> Result:
     """Restart the world if that is still allowed, else end with exit code `code` and `said` as the root cause.
 
-    `said` names worker, rank and cause. `failure` names a failure of the program (see `failure_key`): the same one a
-    second time spends no start-up restart. `full` = start-up restarts may be spent, not only --max-restarts: those that
-    nobody asked for, and so only while no optimizer took a step, when nothing is lost. One of several nodes only stops
-    its workers: all nodes decide together what follows.
+    `said` names worker, rank and cause. `failure` names a failure of the program (see `failure_key`): its repetition
+    spends no start-up restart. `full` = start-up restarts may be spent too, not only --max-restarts. Nobody asked for
+    those, so they are spent only while no optimizer took a step and nothing is lost. One of several nodes only stops
+    its workers: all nodes decide together how to go on.
     """
     if config.shared:
         return _restart(config, state, t, replace(said, what="world_stopped"))
@@ -97,7 +97,7 @@ def restart_or_end(
 
 
 def attempt_name(config: Config, attempt: int, pause: float) -> str:
-    """`2 of 3`: the attempt that comes (counted from 1), of all that --max-restarts allows; start-up restarts go beyond."""
+    """Name the coming attempt, counted from 1, of all that --max-restarts allows: `2 of 3`. Start-up restarts go beyond."""
     of = f" of {config.max_restarts + 1}" if attempt <= config.max_restarts + 1 else ""
     return f"{attempt}{of}" + (f", after a pause of {pause:g} s" if pause else "")
 
@@ -105,8 +105,8 @@ def attempt_name(config: Config, attempt: int, pause: float) -> str:
 def _restart(config: Config, state: State, t: float, said: Say) -> Result:
     early = not state.armed and t - state.attempt_since < EARLY
     failures = state.early_failures + 1 if early else 0
-    # Spares as well: they ran the script up to its first question for the rank, and may have looked for a checkpoint
-    # there, which the old world wrote only afterwards. They would begin at another step than the rest.
+    # Restart spares as well: they ran the script up to its first question for the rank, and may have looked for a checkpoint
+    # that the old world wrote only afterwards. They would begin at another step than the rest.
     gone = [w.cell for w in state.workers]
     told = [w.cell for w in state.ranked() if w.started and not (w.dying or w.dead or w.finished)]
     state = replace(
@@ -147,7 +147,7 @@ def go_on(config: Config, state: State, t: float) -> Result:
 
 
 def peer_failed(config: Config, state: State, event: PeerFailed) -> Result:
-    """The world is over for another node's sake: stop, and meet the others in the next one."""
+    """Stop, and meet the other nodes in the next world: another node ended this one."""
     if state.phase is not RunPhase.RESTARTING:
         return _restart(config, state, event.t, Say("peer_failed", detail=event.cause))
     if not state.store_ready:
@@ -156,19 +156,19 @@ def peer_failed(config: Config, state: State, event: PeerFailed) -> Result:
 
 
 def store_gone(config: Config, state: State, t: float) -> Result:
-    """The store in which the workers of several nodes meet died: they could never make another group in it."""
+    """End the world: the store in which the workers of several nodes meet died, and they could make no group without it."""
     return _restart(config, state, t, Say("service_died", detail="store"))
 
 
 def left(config: Config, state: State, worker: int, t: float) -> Result:
-    """A worker of the world before did as it was told; what it started ends with it."""
+    """Fence a worker of the old world that ended as ordered: the processes that it started end with it."""
     state = replace(state, leaving=tuple(c for c in state.leaving if c != worker))
     state, orders = go_on(config, state, t)
     return state, (Fence(worker), *orders)
 
 
 def pause_expired(config: Config, state: State, event: Expired) -> Result:
-    """The pause is over, or the time in which the old world's workers may clean up."""
+    """Go on when the pause is over, or the time in which the old world's workers may clean up."""
     if event.generation != state.generation:
         return state, ()
     fences: tuple[Action, ...] = ()
@@ -190,7 +190,7 @@ def start_expired(config: Config, state: State, event: Expired) -> Result:
 
 
 def died_early(config: Config, state: State, death: Died, rank: int, orders: tuple[Action, ...]) -> Result:
-    """A death before every rank was protected; soon after our store's it is put down to that."""
+    """Answer a death before every rank was protected. Soon after a death of our store, the store is the cause."""
     cause = death.signature or death.cause
     said = Say("failed", death.worker, rank, cause)
     state, more = restart_or_end(config, state, death.t, said, failure=failure_key(death))

@@ -1,4 +1,4 @@
-"""The controller's memory: configuration, workers, state. Frozen data, JSON both ways; it decides nothing.
+"""Holds the controller's configuration, workers and state: frozen data, JSON both ways, no decisions.
 
 No clock, no I/O, no torch here.
 """
@@ -26,7 +26,7 @@ class WorkerStage(enum.IntEnum):
     NONE = 0
     STOPPED = 1
     CLEANED = 2
-    READY = 3  # wants to meet the others: they wait for whoever is not
+    READY = 3  # wants to meet the others; they wait for each rank that is not READY
     RESET = 4
     RESTORED = 5
     RESUMED = 6
@@ -48,9 +48,9 @@ class Config:
     start_timeout: float = 300.0
     stop_timeout: float = 10.0
     shutdown_timeout: float = 30.0
-    shared: bool = False  # one of several nodes: what ends a world is decided by all of them
+    shared: bool = False  # one of several nodes: all of them decide when a world ends
     device_faults: int = 3  # per device and `replacement_window`
-    wait_for_device: bool = False  # what to do without a healthy device, instead of ending
+    wait_for_device: bool = False  # without a healthy device, wait for one instead of ending
     inexact_stops: bool = False  # a repair after which the result may not be called exact ends the run
     policy: Overrides = field(default_factory=Overrides)
 
@@ -86,13 +86,13 @@ class WorkerState:
     grouped: bool = False
     loop_done: bool = False
     finished: bool = False
-    dying: bool = False  # its process ends, and its exit code does not show yet: the world was stopped meanwhile
-    dead: bool = False  # it died, and that is being dealt with
+    dying: bool = False  # its process is ending, and its exit code is not known yet: the world was stopped meanwhile
+    dead: bool = False  # it died, and the controller is dealing with that
     stage: WorkerStage = WorkerStage.NONE
 
     @property
     def answered(self) -> WorkerStage:
-        """Its stage; one that left its loop or its script has nothing more to answer."""
+        """Return its stage; a worker that left its loop or its script has nothing more to answer."""
         return WorkerStage.FIRST_DONE if self.loop_done or self.finished else self.stage
 
 
@@ -116,11 +116,11 @@ class State:
     tail: tuple[int, ...] = ()  # ranks replaced after the loop whose new holder is not there yet
     resume: int = -1  # gate number at which an incident's generation goes on, -1 = its gate is not closed yet
     opened: bool = False  # the gate of an incident's generation opened again
-    recovering: bool = False  # "recovered" is still to be said
+    recovering: bool = False  # "recovered" is still to be reported
     repaired: bool = False  # something was repaired in place in this attempt, or is
-    doubted: bool = False  # and a worker of this attempt knows why a result with repairs may not be called exact
-    reconnected: bool = False  # in this incident all connections were made again, since a rank had none
-    stood_still: tuple[int, ...] = ()  # ranks that held this incident up, and were given to another worker for that
+    doubted: bool = False  # a worker of this attempt has a reason not to call a result with repairs exact
+    reconnected: bool = False  # in this incident all ranks reconnected, since one had no connection
+    stood_still: tuple[int, ...] = ()  # ranks that held this incident up, and for that got another worker
     rollback: int = -1  # gate number of the host snapshot that everyone goes back to in this incident, -1 = nobody does
     # budgets
     deaths: tuple[tuple[int, float], ...] = ()  # (rank, t) of replacements
@@ -130,7 +130,7 @@ class State:
     service_deaths: tuple[tuple[str, float], ...] = ()
     restarts: int = 0
     startup_restarts: int = 0
-    early_failures: int = 0  # attempts in a row that failed before they came to anything
+    early_failures: int = 0  # attempts in a row that failed early
     attempt_since: float = 0.0
     store_ready: bool = True
     store_lost: bool = False  # the store died before every rank of the present world had met in it
@@ -142,22 +142,22 @@ class State:
     device_faults: tuple[tuple[str, float], ...] = ()
     suspects: tuple[tuple[str, float], ...] = ()
     waiting: bool = False  # for a healthy device
-    leaving: tuple[int, ...] = ()  # workers of the world before that were told to end, and have not
+    leaving: tuple[int, ...] = ()  # workers of the world before that were told to end and have not ended
     exit_code: int | None = None
 
     @property
     def armed(self) -> bool:
-        """Every rank protected its state in this attempt: faults are recovered in place."""
+        """Has every rank protected its state in this attempt, so that faults are recovered in place?"""
         return bool(self.protected) and all(self.protected)
 
     @property
     def replaced(self) -> tuple[int, ...]:
-        """Ranks whose holder (if any) does not have the rank's state yet."""
+        """Return the ranks whose holder (if any) does not have the rank's state yet."""
         return tuple(r for r, cell in enumerate(self.lost) if cell is not None)
 
     @property
     def told(self) -> str:
-        """What people are told that the run does: its phase, and of a repair the stage of the least advanced worker."""
+        """Return what people are told of the run: its phase, and in a repair the stage of the least advanced worker."""
         if self.phase is not RunPhase.REPAIRING:
             return str(self.phase)
         survivors = min((w.answered for w in self.survivors()), default=WorkerStage.CLEANED)
@@ -172,18 +172,18 @@ class State:
         return next((w for w in self.workers if w.cell == cell), None)
 
     def ranked(self) -> Iterator[WorkerState]:
-        """Workers that hold a rank, by rank."""
+        """Yield the workers that hold a rank, by rank."""
         return iter(sorted((w for w in self.workers if w.rank is not None), key=_rank))
 
     def survivors(self) -> list[WorkerState]:
-        """Those of them that have their rank's state."""
+        """Return the workers that have their rank's state."""
         return [w for w in self.ranked() if w.rank not in self.replaced]
 
     def spares(self) -> list[WorkerState]:
         return [w for w in self.workers if w.rank is None]
 
     def put(self, worker: WorkerState) -> State:
-        """The state with `worker` in place of the one of the same cell (or added)."""
+        """Return the state with `worker` in place of the one of the same cell (or added)."""
         others = tuple(w for w in self.workers if w.cell != worker.cell)
         return replace(self, workers=tuple(sorted((*others, worker), key=lambda w: w.cell)))
 
@@ -199,7 +199,7 @@ Result = tuple[State, tuple[Action, ...]]
 
 
 def with_item(row: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    """`row` with one item replaced."""
+    """Return `row` with one item replaced."""
     return (*row[:index], value, *row[index + 1 :])
 
 

@@ -1,7 +1,7 @@
-"""Ranks that are slower than the others, step after step: robust statistics over each rank's own share of a step's time.
+"""Finds ranks that are slower than the others, step after step, by robust statistics over each rank's own work in a step.
 
-A report and nothing more: a slow rank costs time, taking it away costs more. One slow step says nothing; most of the last
-`SAMPLES` must be slow, against the median of the other ranks in the same steps.
+Stragglers are only reported: a slow rank costs time, taking it away costs more. One slow step says nothing; most of the
+last `SAMPLES` must be slow, against the median of the other ranks in the same steps.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 
-SAMPLES = 30  # steps looked at
-RATIO = 1.8  # times as long as the others, in the median
+SAMPLES = 30  # steps that count
+RATIO = 1.8  # times as long as the others' median
 USUAL = 1.4  # ... and in all but a fifth of the steps
-LEAST = 0.010  # seconds a step must be lost by it
+LEAST = 0.010  # seconds a step that it must cost
 CALM = 1.3  # below this it is no straggler any more
 
 
 class Stragglers:
-    """Feed it with every step that was seen; it tells each episode once."""
+    """Takes every step that the launcher saw, and reports each episode once."""
 
     def __init__(self) -> None:
         self._steps: deque[Mapping[int, float]] = deque(maxlen=SAMPLES)  # seconds of work by rank
         self._reported: set[int] = set()
         self._step = -1
-        self._uneven = 0  # steps seen in a row that some ranks take much longer for
+        self._uneven = 0  # steps in a row in which some ranks took much longer
 
     @property
     def curious(self) -> bool:
-        """May the next steps show a straggler? Then no step is to be missed; it is known after so many of them."""
+        """May the next steps reveal a straggler? Then the launcher must miss none of them."""
         return 0 < self._uneven <= SAMPLES and not self._reported
 
     def forget(self) -> None:
-        """The world changed: what was measured before says nothing about it."""
+        """Drop all measurements, since the world changed."""
         self._steps.clear()
         self._reported.clear()
         self._uneven = 0
 
     def step(self, number: int, work: Mapping[int, float]) -> list[tuple[int, str]]:
-        """Ranks to report, with the evidence, after a step; `work`: seconds of own work of each rank in it."""
+        """Return the ranks to report after a step, with the evidence; `work`: seconds of each rank's own work in it."""
         if number == self._step or len(work) < 3 or min(work.values()) <= 0:
-            return []  # of two ranks nobody can say which one is the odd one
+            return []  # with two ranks nobody can say which one is the odd one
         self._step = number
         self._steps.append(work)
         longest, shortest = max(work.values()), min(work.values())
@@ -51,7 +51,7 @@ class Stragglers:
         return [(rank, evidence) for rank in work if (evidence := self._judge(rank))]
 
     def _judge(self, rank: int) -> str:
-        """The evidence against a rank that is reported now; "" for any other."""
+        """Return the evidence against a rank to report now; "" for any other."""
         samples = [_against_others(rank, work) for work in self._steps if rank in work]
         ratios = sorted(mine / others for mine, others in samples)
         median = statistics.median(ratios)
@@ -67,7 +67,7 @@ class Stragglers:
 
 
 def _against_others(rank: int, work: Mapping[int, float]) -> tuple[float, float]:
-    """Seconds of its work, and of the median of the others."""
+    """Return the seconds of its work, and of the others' median."""
     return work[rank], statistics.median(seconds for other, seconds in work.items() if other != rank)
 
 

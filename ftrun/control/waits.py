@@ -1,8 +1,8 @@
-"""Who waits for whom when every rank waits, over all process groups: pure judgement over what the board says of each rank.
+"""Finds who waits for whom when every rank waits, over all process groups, from what the board says of each rank.
 
 A rank in a collective waits for the members of its group that have not entered it; one in a send or a receive for its peer;
-one at the gate for all that are not there. Following that ends at a ring of ranks, each of which waits for another, or at a rank
-that waits for nobody, since all have come to what it waits in. Only who is at such an end can be to blame.
+one at the gate for all that are not there. Those waits lead to a ring of ranks, each of which waits for another, or to a rank
+that waits for nobody, since all have come to what it waits in. Only ranks at such an end can be to blame.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Sign(NamedTuple):
-    """Signs of life of one rank. `mark` changes with every one, `python` with every look of its control thread.
+    """Signs of life of one rank. `mark` changes with every sign, `python` with every look of its control thread.
 
     `waits`: in a collective or at the gate. `life`: when it last showed life, seconds on the clock of whoever looks; 0 = not known.
     """
@@ -27,7 +27,7 @@ class Sign(NamedTuple):
 
 @dataclass(frozen=True)
 class Rank:
-    """What the board says of one rank that may hold up others.
+    """Board data of one rank that may hold up others.
 
     `waiting`: inside a collective: number `number` of `group` (0 = the whole world) since its step was handed out; or, with a
     `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
@@ -59,17 +59,17 @@ class Rank:
         return self.waiting and self.peer < 0
 
     def lacks(self, group: int, number: int) -> bool:
-        """Is it certain that it has not entered this collective of `group` since its step was handed out?"""
+        """Has the rank certainly not entered this collective of `group` since its step was handed out?"""
         if self.group == group and self.peer < 0 and self.number >= number:
             return False
         return dict(self.counts).get(group, 0 if self.all_counted else number) < number
 
 
 def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
-    """Those to blame, and those who wait for them: of who is in a collective and who is not the fewest, over all collectives.
+    """Return those to blame and those who wait for them: the smaller of the sides in and out of a collective, over all of them.
 
-    One rank that left a collective out, or called one too many, is likelier than several that did the same. Nobody when it cannot
-    be told who is wrong: two sides are as few, or a collective has other names or steps in the ranks that wait in it.
+    One rank that left a collective out, or called one too many, is likelier than several that did the same. The result is empty
+    when both sides are equally small, or when the ranks that wait in a collective disagree on its name or step.
     """
     if not _comparable(here):
         return [], []
@@ -79,7 +79,7 @@ def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
             if not end.intersection(r.rank for r in absent) or (
                 len(end) > 1 and not end.intersection(r.rank for r in present)
             ):
-                continue  # they wait, at last, for others
+                continue  # they wait, in the end, for others
             if len({(r.step, r.name) for r in present}) > 1:
                 return [], []
             sides += [(absent, present), (present, absent)]
@@ -91,9 +91,9 @@ def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
 
 
 def for_ever(here: Sequence[Rank]) -> bool:
-    """Is it certain that some of them wait for ever, each for another to come to a collective or to the gate?
+    """Do some of them certainly wait for ever, each for another to come to a collective or to the gate?
 
-    One whose collective has everybody in it, or who waits for a message, may get what it waits for: much data takes its time.
+    A rank whose collective has everybody in it, or that waits for a message, may get what it waits for: much data takes time.
     """
     if not _comparable(here):
         return False
@@ -102,12 +102,12 @@ def for_ever(here: Sequence[Rank]) -> bool:
 
 
 def _comparable(here: Sequence[Rank]) -> bool:
-    """Do they count their collectives from the same repair on?"""
+    """Do all count their collectives from the same repair on?"""
     return len({r.counted for r in here}) <= 1
 
 
 def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]]:
-    """Of each collective that somebody waits in: who is in it, and which members have not entered it."""
+    """Yield, for each collective that a rank waits in, the ranks in it and the members that have not entered it."""
     for group, number in sorted({(r.group, r.number) for r in here if r.in_collective}):
         present = [r for r in here if r.in_collective and (r.group, r.number) == (group, number)]
         absent = [r for r in _members(present[0], here) if r.lacks(group, number)]
@@ -116,7 +116,7 @@ def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]
 
 
 def _members(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
-    """Of the group that it waits in, as far as they are known."""
+    """Return the members of the group that it waits in, as far as they are known."""
     return [r for r in here if r.rank in rank.members or (rank.group == 0 and not rank.members)]
 
 
@@ -129,14 +129,14 @@ def _awaited(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
 
 
 def _ends(here: Sequence[Rank]) -> list[frozenset[int]]:
-    """Sets of ranks each of which waits, by one or several steps, for all of its set and for nobody outside it."""
+    """Return the sets of ranks each of which waits, directly or not, for all of its set and for nobody outside it."""
     reach = _reach({r.rank: {w.rank for w in _awaited(r, here)} for r in here})
     ends = {frozenset(found | {rank}) for rank, found in reach.items() if all(rank in reach[o] for o in found)}
     return sorted(ends, key=min)
 
 
 def _reach(awaited: dict[int, set[int]]) -> dict[int, set[int]]:
-    """Whom each rank waits for, by one or several steps."""
+    """Return whom each rank waits for, directly or not."""
     before, reach = None, awaited
     while reach != before:
         before = reach

@@ -1,4 +1,4 @@
-"""What a device's fault does to the run: the policy is asked, budgets are charged, ranks move. Who has which: devices.py.
+"""Answers a device's fault: asks the policy, charges the budgets, moves ranks. state.py keeps which rank has which device.
 
 No clock, no I/O, no torch here.
 """
@@ -21,7 +21,7 @@ _COUNTED = (Response.REPLACE, Response.LINKS, Response.ROLL_BACK, Response.SUSPE
 
 
 def known(config: Config, state: State, event: Devices) -> Result:
-    """The devices are counted, once. When that comes after the first world, its ranks have what they found."""
+    """Take over the list of devices, once. When it comes after the first world, that world's ranks use the first ones."""
     if state.devices:
         return state, ()
     found = event.devices[: config.nproc] if state.phase is not RunPhase.NEW else ()
@@ -43,7 +43,7 @@ def fault(config: Config, state: State, event: DeviceFault) -> Result:
     if response is Response.SUSPECT:
         return _suspect(config, state, event, what)
     if response is Response.FAIL_NODE and not event.workers:
-        response = Response.QUARANTINE  # none of ours is hit: the run can do without that device
+        response = Response.QUARANTINE  # no worker of ours uses it: the run can do without that device
     if response is Response.QUARANTINE:
         return _quarantine(config, state, event, (*event.devices, *event.siblings), what)
     if response is Response.REPORT or not event.workers:
@@ -55,13 +55,13 @@ def fault(config: Config, state: State, event: DeviceFault) -> Result:
     if response is Response.STOP:
         return budgets.finish(state, EXIT_FAILED, what, Say("stopped_by_policy", detail=what))
     victims = _running(state, event.workers)
-    if not victims:  # its worker is dead already, and the next one has not used the device yet
+    if not victims:  # its worker is already dead, and the next one has not used the device yet
         return state, (Say("device_reported", detail=what),)
     if response is Response.ROLL_BACK:
         first = victims[0]
         return restarts.restart_or_end(config, state, event.t, Say("failed", first.cell, first.rank, what))
     if not verdict.counts and event.step is not None:
-        # the application's fault: what comes again at the same step is a bug, and another worker will not mend it
+        # the application's fault: a repetition at the same step is a bug, which another worker does not mend
         first = victims[0]
         key = budgets.in_step(verdict.why, first.rank, event.step)
         state, again = budgets.seen_before(state, key, state.generation)
@@ -72,7 +72,7 @@ def fault(config: Config, state: State, event: DeviceFault) -> Result:
 
 
 def probed(config: Config, state: State, event: Probed) -> Result:
-    """A suspect device was probed: its worker starts again on it, or the device goes."""
+    """Restart the worker on the suspect device if the probe passed, else quarantine the device."""
     if event.device in state.quarantine:
         return state, ()
     what = f"{devices.name(state, (event.device,))} is suspect"
@@ -86,7 +86,7 @@ def probed(config: Config, state: State, event: Probed) -> Result:
 
 
 def out(config: Config, state: State, event: DeviceOut) -> Result:
-    """A device was put in quarantine elsewhere."""
+    """Take account of a device that somebody else quarantined."""
     if event.device not in state.devices or event.device in state.quarantine:
         return state, ()
     what = f"{devices.name(state, (event.device,))} was put in quarantine by another run ({event.reason})"
@@ -94,7 +94,7 @@ def out(config: Config, state: State, event: DeviceOut) -> Result:
 
 
 def back(config: Config, state: State, event: DeviceBack) -> Result:
-    """A device may be used again."""
+    """Return a device to use."""
     if event.device not in state.quarantine:
         return state, ()
     state = replace(
@@ -108,7 +108,7 @@ def back(config: Config, state: State, event: DeviceBack) -> Result:
         state, orders = restarts.go_on(config, state, event.t)
         return state, (said, *orders)
     if state.waiting:
-        return state, (said, CloseGate(state.generation))  # its answer gives the empty ranks their workers
+        return state, (said, CloseGate(state.generation))  # GateClosed then gives the empty ranks their workers
     return state, (said,)
 
 
@@ -122,7 +122,7 @@ def _suspect(config: Config, state: State, event: DeviceFault, what: str) -> Res
 
 
 def _reset_links(config: Config, state: State, what: str) -> Result:
-    meeting = state.phase is RunPhase.STOPPING  # all connections are about to be made again
+    meeting = state.phase is RunPhase.STOPPING  # all ranks are about to reconnect
     if not state.armed or meeting or any(w.finished for w in state.workers):
         return state, (Say("device_reported", detail=what),)
     state, orders = incidents.stop(config, state)
@@ -145,5 +145,5 @@ def _quarantine(config: Config, state: State, event: DeviceFault, bad: Sequence[
 
 
 def _running(state: State, cells: Sequence[int]) -> list[WorkerState]:
-    """Those of `cells` that hold a rank and have used their device: a new holder without its state has not."""
+    """Return the workers of `cells` that hold a rank and have used their device; a new holder without its state has not."""
     return [w for w in state.ranked() if w.cell in cells and not w.finished and w.rank not in state.replaced]

@@ -1,4 +1,4 @@
-"""Devices: which rank has which, and which are in quarantine.
+"""Keeps which rank has which device, and which devices are in quarantine.
 
 With at least as many devices as ranks each rank has one of its own, and the others are spare devices. With fewer the
 ranks share them as the script likes, and a device in quarantine is only kept out of their sight. Without any (a CPU run)
@@ -28,7 +28,7 @@ def name(state: State, devices: Sequence[str]) -> str:
 
 
 def healthy(state: State) -> tuple[str, ...]:
-    """The devices that are not in quarantine."""
+    """Return the devices that are not in quarantine."""
     return tuple(d for d in state.devices if d not in state.quarantine)
 
 
@@ -40,7 +40,7 @@ def short(config: Config, state: State) -> bool:
 
 
 def assign(config: Config, state: State) -> State:
-    """Give each rank without a healthy device of its own another one. Only when there are enough: see `short`."""
+    """Give each rank without a healthy device of its own another one. There must be enough: see `short`."""
     if len(state.devices) < config.nproc:
         return state
     good = healthy(state)
@@ -50,14 +50,14 @@ def assign(config: Config, state: State) -> State:
 
 
 def visible(config: Config, state: State) -> tuple[str, ...]:
-    """What the workers may see, in the order of LOCAL_RANK; () = as the launcher does, nothing was taken out."""
+    """Return the devices that workers may see, in the order of LOCAL_RANK; () = those that the launcher sees."""
     if not state.device:
         return healthy(state) if any(d in state.quarantine for d in state.devices) else ()
     return () if state.device == state.devices[: config.nproc] else state.device
 
 
 def without(config: Config, state: State) -> Result:
-    """No healthy device for every rank: wait for one, or end."""
+    """Wait for a device, or end, when there are too few healthy ones."""
     bad = ", ".join(name(state, (device,)) for device in state.devices if device in state.quarantine)
     if config.wait_for_device:
         told = () if state.waiting else (Say("device_waited_for", detail=bad),)
@@ -70,7 +70,7 @@ def of_rank(state: State, rank: int | None) -> str:
 
 
 def condemn(state: State, devices: Sequence[str], what: str) -> tuple[State, tuple[Action, ...]]:
-    """Put devices into quarantine; nothing for those that are there already."""
+    """Quarantine devices; no actions for those that are in quarantine already."""
     fresh = tuple(d for d in devices if d not in state.quarantine)
     said = (Say("device_quarantined", detail=what),) if fresh else ()
     state = replace(state, quarantine=(*state.quarantine, *fresh))

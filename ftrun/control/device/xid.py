@@ -1,6 +1,6 @@
-"""What each Xid of NVIDIA's driver means for a run: its class, and from that what is done.
+"""Maps each Xid of NVIDIA's driver to a class, and the class to a response.
 
-Sources disagree. `sources(number)` says who holds what: the catalogue is NVIDIA's as generated into gpud (October 2025),
+Sources disagree, and `Xid.sources` names them: the catalogue is NVIDIA's as generated into gpud (October 2025),
 the Kubernetes device plugin ignores some as the application's, DCGM's health check fails on others. No clock, no I/O.
 """
 
@@ -13,7 +13,7 @@ from ftrun.control.responses import Response
 
 
 class Class(str, enum.Enum):
-    """Whose fault an Xid is, as the catalogue sorts them."""
+    """Who causes an Xid, as the catalogue sorts them."""
 
     APPLICATION = "application"
     LOG = "log only"
@@ -32,7 +32,7 @@ ACTIONS: dict[Class, Response] = {
     Class.RESET: Response.QUARANTINE,
     Class.MACHINE: Response.FAIL_NODE,
     Class.NVLINK: Response.LINKS,
-    Class.CHANGED: Response.REPORT,  # field 230 has been read: had it asked for something, that would be done
+    Class.CHANGED: Response.REPORT,  # the policy asks field 230 first, so it asked for nothing here
     Class.UNKNOWN: Response.SUSPECT,
 }
 
@@ -86,7 +86,7 @@ _DCGM_FAILS = frozenset({48, 74, 79, 95, 119, 120, 140})
 
 @dataclass(frozen=True)
 class Xid:
-    """One row. `action` is what is done unless field 230 or the user says otherwise."""
+    """One row. The run does `action` unless field 230 or the user says otherwise."""
 
     number: int
     kind: Class
@@ -119,6 +119,6 @@ TABLE: dict[int, Xid] = {
 
 
 def row(number: int) -> Xid:
-    """The table's row; one of class UNKNOWN for a number that is not in it."""
+    """Return the table's row; one of class UNKNOWN for a number that is not in it."""
     unknown = Xid(number, Class.UNKNOWN, ACTIONS[Class.UNKNOWN], "not in the table", _sources(number, False))
     return TABLE.get(number, unknown)
