@@ -96,11 +96,12 @@ $(COMPAT)/.stamp: pyproject.toml constraints.txt | $(STAMPS)/venv
 	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[compat]'
 	@touch $@
 
-lint: setup  ## style, types, the import rules of the layers, where private names may stand, and no switch for a test
+lint: setup  ## style, types, the import rules of the layers, where private names may stand, no switch for a test, calls of a step
 	$(PY) -m ruff check
 	$(PY) tests/lint/check_imports.py
 	$(PY) tests/lint/check_private.py
 	$(PY) tests/lint/check_switches.py
+	$(PY) tests/lint/count_calls.py
 	$(PY) -m mypy
 
 format: setup  ## let ruff lay out the Python code
