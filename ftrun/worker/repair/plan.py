@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ftrun.worker.repair.rank_state import RankState
 
 NONE = -1  # the tag of a slot that holds nothing, and the seal of memory that is being written
-KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
+KEPT = 5.0  # seconds that survivors get to hand their memory to a new fd store
 PEER = 60.0  # seconds that survivors get to finish the update they are in
 SNAPSHOTS = "take host snapshots (--snapshot-every)"
 HYBRID = "shard over a mesh that has replicas, too (HSDP)"
@@ -52,7 +52,7 @@ class LastWrites(Enum):
 
 
 class Weights(Enum):
-    """Where parameters and optimizer state come from."""
+    """The source of parameters and optimizer state."""
 
     ADOPT = auto()
     MAKE = auto()
@@ -95,7 +95,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that the decision rests on.
+    """The facts that decide.
 
     Attributes:
         resume: The gate number at which the world goes on.

@@ -118,7 +118,7 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
     at_start = read_state(slots, START).python if slots.tag(START) == resume - 1 else {}
 
     def grows_alike(key: str) -> bool:
-        """Do only updates change it, and did an earlier one change it to the same value on both ranks?"""
+        """Did an earlier update change it, and the current body not? Then ranks that were alike at the gate still are."""
         return key in saved.ever and at_start.get(key) == mine[key]
 
     at_gate = {**after.python, **after.changed}
@@ -153,7 +153,7 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
 
 
 def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:
-    """Return the names of the parts that differ between two state dicts, for people. `job.state` and variables are packed as such, too."""
+    """Return for people which parts of two state dicts differ; `job.state` and named variables are packed as state dicts, too."""
     one, other = serialization.decode(mine), serialization.decode(theirs)
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [key]
@@ -163,7 +163,7 @@ def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:
 
 
 def note_draws(context: Context, own: RankState, after: RankState) -> None:
-    """Note as inexact the draws that this rank's streams may lack: those of its update, and of code between bodies, which it does not rerun.
+    """Note as inexact the draws that this rank's streams may lack: those of its update, and of code between bodies, which is not rerun.
 
     Args:
         own: This rank's GATE or END slot.
