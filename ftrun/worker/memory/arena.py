@@ -164,7 +164,7 @@ class Arena:
         return self._volatile_at, self.segment.load(_VOLATILE_END) - self._volatile_at
 
     def expect(self, zone: str, size: int) -> None:
-        """Announce that the next reservations in this zone take `size` bytes on the GPU."""
+        """Announce that `size` bytes on the GPU will be reserved in this zone."""
         if self.memory is not None:
             self.memory.expect(zone, size)
 

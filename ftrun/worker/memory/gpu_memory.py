@@ -74,7 +74,7 @@ def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> 
     """Allocate memory at `address` of a reserved range; returns its descriptor.
 
     Raises:
-        DeviceError: The device gives none; the message names `what` needs it and advises `instead`.
+        DeviceError: The device gives none; the message has `what` and `instead`.
         CudaError: The device is broken.
     """
     for again in (True, False):
@@ -230,7 +230,7 @@ class DeviceMemory:
     # -- filling it --------------------------------------------------------------------------------------------------
 
     def expect(self, zone: str, size: int) -> None:
-        """Announce that the next reservations in this zone take `size` bytes, so that allocations fit them."""
+        """Announce that `size` bytes will be reserved in this zone, so that allocations fit them."""
         self._expected[zone] = size
 
     def reserve(self, zone: str, size: int, align: int) -> int:
@@ -368,7 +368,7 @@ class DeviceMemory:
         self.settle()
 
     def copy_in(self, source: int, places: Sequence[tuple[int, int]]) -> None:
-        """Copy host memory at `source` into (offset, size) after (offset, size); waits like `copy_out`."""
+        """Copy back from host memory at `source`; waits like `copy_out`."""
         self.settle()
         for offset, size in places:
             self.copy(offset, source, size)
@@ -390,7 +390,7 @@ class DeviceMemory:
         )
 
     def checksum(self, offset: int, size: int, seed: int = 0) -> int:
-        """Compute `native.checksum` of these bytes on this device, or on their own where it cannot reach them; waits for it."""
+        """Compute `native.checksum` of the bytes on this device, or on theirs if it cannot reach them; waits for it."""
         device = self.ordinal if self.reachable else self.home
         return cuda.checksum(device, stream_of(device), self.base + offset, size, seed, WAIT)
 

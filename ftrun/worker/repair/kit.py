@@ -25,7 +25,7 @@ class PendingRecovery:
 
     resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or this is none
     restart: RankState | None = None  # a slot's content, to be put back at the next hand-out
-    again: bool = False  # with `restart`: that step began before, in a predecessor or before a way back
+    again: bool = False  # with `restart`: a predecessor, or this rank before it went back, began that step
     redo: tuple[int, int] | None = None  # (generation, resume) of a recovery whose first new step is not done yet
     went_back: int = 0  # generation in which the state was last taken from the host snapshot
 

@@ -54,7 +54,7 @@ class Memories:
         self._refused[rank] = f"rank {rank}: {why}"
 
     def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:
-        """Call `decide` until it returns a decision, with the ranks not known to be corrupt, the next one first, and the seconds so far.
+        """Call `decide` with those of `ranks` not known to be corrupt, the next one first, and the seconds so far, until it decides.
 
         Raises:
             Superseded

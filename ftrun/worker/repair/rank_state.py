@@ -40,7 +40,7 @@ class RankState:
     ever: list[str]  # Python state and buffers that any update region has changed so far
     stands: dict[str, int]  # checksums of the buffers among `ever`; in an END slot as of the gate before
     # in an END slot: the changes of its update region
-    changed: dict[str, bytes | None] = field(default_factory=dict)  # Python state that changed, with its value at the gate
+    changed: dict[str, bytes | None] = field(default_factory=dict)  # changed Python state, with its value at the gate
     buffers: list[str] = field(default_factory=list)
 
 

@@ -90,7 +90,7 @@ class Reducers:
         return exact
 
     def refuse_hooks(self) -> None:
-        """Refuse modules that cannot be recovered: a script may register a communication hook after protect().
+        """Refuse what cannot be recovered, such as a communication hook registered after protect().
 
         Raises:
             UsageError
@@ -162,7 +162,7 @@ class _One:
         return context.run_dir / f"order-{attempt}-{self._name}.json"
 
     def _publish(self) -> None:
-        """Write the order of rank 0 of this module's group to the run directory, whole, before that rank enters another step."""
+        """Publish the order of rank 0 of this module's group in the run directory, before that rank enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
             files.replace(self._path(), json.dumps(self.fact[0]), private=True)
 

@@ -65,7 +65,7 @@ class Restorer:
         self._memories = Memories(kit.context)
         self._mapped: list[Arena] = []  # arenas whose memory on a GPU is not (yet) the state's
         self._last_writes = LastWrites.ENDED
-        self._lost = False  # the own arena could not be mapped or is gone: a new one is filled from a replica
+        self._lost = False  # its own arena is unusable: a new one is filled from a replica
 
     def run(self) -> None:
         """Put the rank's state in place.
@@ -232,7 +232,7 @@ class Restorer:
         return self._new_arena(gpu)
 
     def _without_own(self, gpu: int | None) -> Arena:
-        """Make a new arena after the fd store died with this rank: a replica gives the weights, and the rank's own state is lost."""
+        """Make a new arena: the fd store died with this rank, and with it the rank's own state."""
         print(
             f"ftrun: rank {self.context.rank}: the fd store died with this rank's worker, and with it the rank's random streams, "
             "buffers and place in the data; they are taken from a replica",
@@ -268,7 +268,7 @@ class Restorer:
             self.context.note_inexact(Inexact.BUFFERS_FROM_PEER, [name for name, _, _ in self.state.buffers])
 
     def _from_snapshot(self, segment: Segment | None, gpu: int | None) -> None:
-        """Reload the rank from the host snapshot, as every other rank of this world does.
+        """Reload the host snapshot, as every other rank of this world does.
 
         Raises:
             NoSource
@@ -395,7 +395,7 @@ class Restorer:
         return saved
 
     def _others(self, replica: Memory) -> Iterator[Slots]:
-        """Yield the slots of replicas beside `replica` that complete the update before the resume step; wait for them first."""
+        """Wait for, and yield, the slots of other replicas that complete the update before the resume step."""
         yield from self._ends(self.state.holders.of_everything() - {self.context.rank, replica.rank})[0]
 
     def _everyones(self) -> list[Slots]:

@@ -142,7 +142,7 @@ class Snapshots:
 
 
 def layout_of(manifest: Manifest) -> int:
-    """Hash names, types, shapes and places in the committed zone: with equal hashes, one rank's copy fits another's zone."""
+    """Hash names, types, shapes and places in the committed zone: equal if one copy fits the other."""
     rows = [(e.name, e.dtype, e.shape, e.offset, e.block, e.on_gpu) for e in manifest.entries if e.zone == "committed"]
     return int.from_bytes(hashlib.sha256(repr(rows).encode()).digest()[:8], "little")
 

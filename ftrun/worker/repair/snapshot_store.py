@@ -75,8 +75,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Record:
-    """One sealed half. `zone`, `zone_gpu`: sizes of the committed zone's two parts; `committed`, `committed_gpu`: the same sizes if the
-    ranks share the zone, else 0; `layout`: hash of the zone's layout if they share it, else 0."""
+    """One sealed half. `zone`, `zone_gpu`: sizes of the committed zone's two parts; `committed`, `committed_gpu`: the same if all
+    ranks share the zone, else 0; `layout`: hash of its layout if they do, else 0."""
 
     step: int
     world_size: int

@@ -33,7 +33,7 @@ _LOOK = 0.02  # seconds between two looks for the ring
 
 @contextlib.contextmanager
 def progress(context: Context, total: int) -> Iterator[int]:
-    """Show a transfer of `total` bytes on the board while the body runs; give the address of its count of moved bytes."""
+    """Show a transfer of `total` bytes on the board while the body runs; give the address of its count."""
     cell = context.cell
     cell[F.MOVED] = 0
     cell[F.MOVE_SINCE] = time.monotonic_ns()
@@ -77,7 +77,7 @@ class Part:
 
 
 def host_reload(context: Context, parts: list[Part]) -> int:
-    """Send this rank's share and get the whole, part after part; every rank of the world calls this with the same parts.
+    """Send this rank's share and get the whole, part after part; every rank of the world calls this alike.
 
     Return the bytes written here.
 
@@ -115,7 +115,7 @@ def _exchange(context: Context, part: Part, me: int) -> Moved:
 
 
 def _await_all(context: Context, ring: Segment, facts: Facts) -> None:
-    """Wait until every rank has found the ring: a small state gives some ranks no share, so others may finish before they come."""
+    """Wait until every rank has found the ring: where a small state gives some no share, others finish without them."""
 
     def came() -> bool:
         return all(transfer.look(ring.address, who).state for who in range(facts.participants))
