@@ -169,7 +169,7 @@ class Arena:
             self.memory.expect(zone, size)
 
     def reserve(self, zone: str, size: int, on_gpu: bool = False) -> int:
-        """Reserve `size` fresh bytes in a zone; returns their offset.
+        """Reserve `size` fresh bytes in a zone; return their offset.
 
         Raises:
             DeviceError: The device has too little memory.
@@ -185,7 +185,7 @@ class Arena:
         return start
 
     def shape_committed(self, size: int) -> int:
-        """Resize the committed zone to `size` bytes; returns its offset. Call it while OPEN.
+        """Resize the committed zone to `size` bytes; return its offset. Call it while OPEN.
 
         Raises:
             UsageError
@@ -209,7 +209,7 @@ class Arena:
         return self.memory
 
     def copy_gpu_from(self, source: Arena, zone: str, copy: Callable[[list[Extent], list[Extent], int], object]) -> int:
-        """Copy a zone's part on a GPU from a replica's arena; returns the bytes moved.
+        """Copy a zone's part on a GPU from a replica's arena; return the bytes moved.
 
         `copy` moves and checks extents that the device reaches; the driver copies what it does not reach.
 

@@ -71,7 +71,7 @@ def bytes_on_gpu(tensors: Sequence[Any]) -> int:
 
 
 def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> int:
-    """Allocate memory at `address` of a reserved range; returns its descriptor.
+    """Allocate memory at `address` of a reserved range; return its descriptor.
 
     Raises:
         DeviceError: The device gives none; the message has `what` and `instead`.
@@ -234,7 +234,7 @@ class DeviceMemory:
         self._expected[zone] = size
 
     def reserve(self, zone: str, size: int, align: int) -> int:
-        """Reserve `size` fresh bytes; returns their offset.
+        """Reserve `size` fresh bytes; return their offset.
 
         Raises:
             DeviceError: The device is full or cannot share its memory.
@@ -248,7 +248,7 @@ class DeviceMemory:
         return start
 
     def shape(self, zone: str, size: int) -> int:
-        """Resize a zone to `size` bytes; returns its offset.
+        """Resize a zone to `size` bytes; return its offset.
 
         Raises:
             DeviceError: The device is full.
@@ -331,7 +331,7 @@ class DeviceMemory:
         cuda.copy(self.ordinal, stream_of(self.ordinal), self.base + offset, source, size)
 
     def finished(self, stop: Callable[[], bool], timeout: float = math.inf) -> bool:
-        """Wait until torch's current stream and the work it waits for are done; returns False if `stop()` is true first.
+        """Wait until torch's current stream and the work it waits for are done; return False if `stop()` is true first.
 
         Raises:
             DeviceError: After `timeout` seconds.
@@ -355,7 +355,7 @@ class DeviceMemory:
         self.finished(lambda: False, WAIT)
 
     def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
-        """Copy (offset, size) after (offset, size) to host memory at `to`; waits for earlier work and for the copies.
+        """Copy (offset, size) after (offset, size) to host memory at `to`; wait for earlier work and for the copies.
 
         Raises:
             DeviceError: After WAIT seconds.
@@ -368,7 +368,7 @@ class DeviceMemory:
         self.settle()
 
     def copy_in(self, source: int, places: Sequence[tuple[int, int]]) -> None:
-        """Copy back from host memory at `source`; waits like `copy_out`."""
+        """Copy back from host memory at `source`; wait like `copy_out`."""
         self.settle()
         for offset, size in places:
             self.copy(offset, source, size)
@@ -390,7 +390,7 @@ class DeviceMemory:
         )
 
     def checksum(self, offset: int, size: int, seed: int = 0) -> int:
-        """Compute `native.checksum` of the bytes on this device, or on theirs if it cannot reach them; waits for it."""
+        """Compute `native.checksum` of the bytes on this device, or on theirs if it cannot reach them; wait for it."""
         device = self.ordinal if self.reachable else self.home
         return cuda.checksum(device, stream_of(device), self.base + offset, size, seed, WAIT)
 

@@ -18,7 +18,7 @@ The plan takes the first source that holds:
    whether the rank can take part.
 
 The others may still be in the update that the dead rank missed. So there are three answers: a plan; a refusal with its reason and
-remedies; and None: look again when somebody has moved. Only living ranks move: the memory of dead ones does not change.
+remedies; and None: look again when a rank has moved. Only living ranks move: the memory of dead ones does not change.
 
 Tried and rejected: filling a rank from one with parameters of the same shapes (a pipeline's stage got its neighbour's weights);
 judging by the phase on the board that an update is done (only a commit mark proves it); keeping a history of all updates of all ranks
@@ -44,7 +44,7 @@ PROVE = "prove by DistributedDataParallel, or say by protect(..., replicas=group
 
 
 class LastWrites(Enum):
-    """What is known of the last writes of the dead incarnation."""
+    """The state of the dead incarnation's last writes, as far as it is known."""
 
     ENDED = auto()  # it runs no more code
     CORRUPT = auto()  # it runs no more code, but its writes cannot be trusted
@@ -61,7 +61,7 @@ class Weights(Enum):
 
 
 class Own(Enum):
-    """Where the rank's own state comes from."""
+    """The source of the rank's own state."""
 
     START = auto()  # its START slot of the resume step
     END = auto()  # its END slot of the step before
@@ -159,7 +159,7 @@ class Refusal:
 
 
 def plan(facts: Evidence) -> Sources | Refusal | None:
-    """Plan the sources of a replaced rank's state. None: a living rank may still complete one; look again when somebody has moved."""
+    """Plan the sources of a replaced rank's state. None: a living rank may still complete one; look again when a rank has moved."""
     if facts.rollback:
         return _from_snapshot(facts)
     weights = _own_weights(facts)

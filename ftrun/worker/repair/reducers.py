@@ -204,7 +204,7 @@ class _One:
 
 
 def _backward_of_zeros(param: torch.nn.Parameter, sparse: bool) -> None:
-    """Make the parameter's gradient ready; `sparse`, as the reducer expects of some embeddings."""
+    """Make the parameter's gradient ready; `sparse`: the reducer expects a sparse one, as of some embeddings."""
     if sparse:
         nothing = torch.empty(0, dtype=torch.int64, device=param.device)
         torch.nn.functional.embedding(nothing, param, sparse=True).sum().backward()

@@ -99,9 +99,9 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
 
     No rank has this rank's own values after the update: they stay as they were at the gate, and are reported as lost.
 
-    A key that an earlier update region of this rank changed may have changed in this one as well. Without a further rank to compare with,
-    this rank might have given it another value, even if both ranks' values were equal before (a meter that each body resets): this
-    is noted as inexact.
+    A key that an earlier update region of this rank changed may have changed in this one as well. Even if both ranks' values were equal
+    before, this rank might have made another one (a meter that each body resets): without a further rank to compare with, this
+    function notes that as inexact.
 
     Args:
         kit: This rank's parts.

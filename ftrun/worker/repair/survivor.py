@@ -20,7 +20,7 @@ _PATIENCE = 0.1  # seconds that a rank waits for the others after the interrupte
 
 
 class Survivor:
-    """How this rank follows its world from one generation to the next."""
+    """Takes this rank from one generation of its world to the next."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
@@ -65,7 +65,7 @@ class Survivor:
         return world.resume
 
     def begins_again(self) -> bool:
-        """Rewind a body that no other rank leaves, before the others wait for it. Return False if the world was stopped meanwhile."""
+        """Rewind a body that only this rank leaves, before the others wait for it. Return False if the world was stopped meanwhile."""
         kit = self._kit
         if self._context.stop_pending():
             return False
