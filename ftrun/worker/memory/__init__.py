@@ -3,6 +3,6 @@
 Doors:
     arena: weights and optimizer state with a commit mark
     segment: a piece of shared memory
-    gpu_memory: the same on a GPU
-    log: records that are only added to
+    gpu_memory: an arena's part on a GPU
+    log: append-only records
 """

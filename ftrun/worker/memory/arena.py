@@ -1,13 +1,13 @@
-"""Where a rank's weights live: a segment with a committed zone (parameters, optimizer state) and a volatile one (buffers).
+"""The arena holds a rank's weights: a segment with a committed zone (parameters, optimizer state) and a volatile one (buffers).
 
-Tensors on a GPU lie in device memory beside it, which has the same two zones; the segment then says what is where.
+Tensors on a GPU lie in device memory with the same two zones; the segment then describes that memory.
 
-The seal says for which step the committed zone is whole; it is OPEN from before the first write of an update (or a
-restore) until after the last. The manifest (JSON in the segment) says what lies where, so that a replacement can map it.
+The seal names the step for which the committed zone is whole; it is OPEN from before the first write of an update (or a
+restore) until after the last. The manifest (JSON in the segment) records the layout, so that a replacement can map it.
 
-Two zones, since two things write them: the update alone writes the committed zone, so that one word vouches for all of it; a forward
-writes buffers at any time, so they are saved aside at the start of a step and put back. To have the spare make the tensors of an
-adoption ahead was tried and taken out: without that the adoption of 1 GB takes 4 ms.
+The zones have different writers: only the update writes the committed zone, so one word vouches for all of it; a forward writes
+buffers at any time, so each step saves them at its start and a repair puts them back. A spare that built the tensors of an adoption
+ahead was tried and removed: without it, adopting 1 GB takes 4 ms.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass
 class Manifest:
-    """The layout, and what else a replacement must know that no tensor holds."""
+    """The layout, and the facts that a replacement needs and no tensor holds."""
 
     entries: list[Entry] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Manifest:
 
 
 class Arena:
-    """The arena segment of one rank, mapped here (by its owner, by its replacement, by a rank that copies from it)."""
+    """The arena of one rank, mapped by its owner, its replacement or a rank that copies from it."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -94,16 +94,16 @@ class Arena:
 
     @classmethod
     def create(cls, rank: int, bytes_now: int, gpu: int | None = None) -> Arena:
-        """A new arena with room for `bytes_now` bytes of parameters and buffers and their optimizer's state.
+        """Create an arena with room for `bytes_now` bytes of parameters and buffers and their optimizer's state.
 
-        `gpu`: with a part on that device.
+        `gpu`: the device that holds a part of it.
 
         Raises:
             PlatformError
             DeviceError
         """
-        # an optimizer's state comes only with its first update, and a segment that is mapped elsewhere cannot grow: address space costs
-        # nothing, memory is taken as it is written
+        # the optimizer creates its state in its first update, and a segment that others map cannot grow: address space costs nothing,
+        # and the kernel allocates pages as they are written
         length = max(1 << 36, 1 << (64 * bytes_now - 1).bit_length())
         arena = cls(Segment.create(f"arena-{rank}", length))
         arena.segment.store(0, _MAGIC)
@@ -132,9 +132,9 @@ class Arena:
 
     @property
     def seal(self) -> int:
-        """Gate number as of whose start the committed zone is whole; OPEN (-1) while it is being written.
+        """Gate number at whose start the committed zone is whole; OPEN (-1) while it is being written.
 
-        The device may be behind the host by an update: whole is what both have sealed.
+        The device may lag the host by an update, so the zone is whole only when both have sealed it.
         """
         seal = self.segment.load(_SEAL)
         if self.has_gpu and self.segment.load(DeviceMemory.SEAL_WORD) != seal:
@@ -148,7 +148,7 @@ class Arena:
 
     def sealed(self, step: int) -> None:
         if self.memory is not None:
-            self.memory.stamp_seal(step + 1)  # queued behind the update: the host is ahead of the device, and both must say so
+            self.memory.stamp_seal(step + 1)  # queued behind the update: the device lags the host, and both must seal
         native.store64(self._seal_at, step + 1)
 
     # -- extent ------------------------------------------------------------------------------------------------------
@@ -164,16 +164,16 @@ class Arena:
         return self._volatile_at, self.segment.load(_VOLATILE_END) - self._volatile_at
 
     def expect(self, zone: str, size: int) -> None:
-        """`size` bytes on the GPU will be reserved in this zone next."""
+        """Announce that `size` bytes on the GPU will be reserved in this zone."""
         if self.memory is not None:
             self.memory.expect(zone, size)
 
     def reserve(self, zone: str, size: int, on_gpu: bool = False) -> int:
-        """Offset of `size` fresh bytes in a zone.
+        """Reserve `size` fresh bytes in a zone; return their offset.
 
         Raises:
-            DeviceError: When memory is too small.
-            UsageError: When full.
+            DeviceError: The device has too little memory.
+            UsageError: The zone is full.
         """
         if on_gpu:
             return self.gpu_part.reserve(zone, size, _ALIGN)
@@ -185,7 +185,7 @@ class Arena:
         return start
 
     def shape_committed(self, size: int) -> int:
-        """The committed zone is to be `size` bytes, whatever it was; its offset. Call while OPEN.
+        """Resize the committed zone to `size` bytes; return its offset. Call it while OPEN.
 
         Raises:
             UsageError
@@ -202,20 +202,20 @@ class Arena:
         """The part on a GPU.
 
         Raises:
-            WorkerError: When none is mapped here.
+            WorkerError: None is mapped here.
         """
         if self.memory is None:
             raise WorkerError("this arena has no memory on a GPU")
         return self.memory
 
     def copy_gpu_from(self, source: Arena, zone: str, copy: Callable[[list[Extent], list[Extent], int], object]) -> int:
-        """Take what a zone has on a GPU over from a replica's arena; bytes moved.
+        """Copy a zone's part on a GPU from a replica's arena; return the bytes moved.
 
-        `copy` does it and checks it, between extents that a device reaches; where it reaches none the driver copies.
+        `copy` moves and checks extents that the device reaches; the driver copies what it does not reach.
 
         Raises:
             DeviceError
-            CudaError: Those of `copy`.
+            CudaError
         """
         if source.memory is None:
             return 0
@@ -235,14 +235,14 @@ class Arena:
         return filled
 
     def copy_entry(self, entry: Entry, source: Arena) -> None:
-        """Take one tensor over from a replica's arena."""
+        """Copy one tensor from a replica's arena."""
         if entry.on_gpu:
             self.gpu_part.copy(entry.offset, source.gpu_part.base + entry.offset, entry.block)
         else:
             native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
 
     def zone_checksum(self, names: list[str], manifest: Manifest) -> int:
-        """A checksum of some tensors in the host's part, laid out as `manifest` says."""
+        """Checksum the named tensors in the host part, laid out as `manifest` says."""
         value = 0
         for entry in manifest.entries:
             if entry.name in names and not entry.on_gpu:
@@ -287,10 +287,10 @@ class Arena:
     # -- tensors -----------------------------------------------------------------------------------------------------
 
     def tensor(self, entry: Entry, blocks: dict[int, torch.Tensor]) -> torch.Tensor:
-        """A tensor over the entry's bytes. `blocks` shares storages between entries of the same offset."""
+        """Make a tensor over the entry's bytes. `blocks` shares storages between entries of the same offset."""
         dtype = getattr(torch, entry.dtype)
         place: Segment | DeviceMemory = self.gpu_part if entry.on_gpu else self.segment
-        if entry.block == 0:  # the next one begins at the same offset
+        if entry.block == 0:  # it takes no bytes, so the next entry begins at the same offset
             on_gpu = entry.on_gpu and torch.cuda.is_available()
             return torch.empty(entry.shape, dtype=dtype, device=f"cuda:{self.gpu_part.ordinal}" if on_gpu else "cpu")
         key = ~entry.offset if entry.on_gpu else entry.offset
@@ -311,8 +311,8 @@ def place(
 ) -> Iterator[tuple[Entry, torch.Tensor]]:
     """Lay tensors (name, tensor, private) out in a zone and copy their values; ties and views keep sharing memory.
 
-    Gives (entry, tensor over the arena) in order. The caller re-points each at once, so that a model is not on its device
-    twice. `roomy`: the caller has looked for room.
+    Yields (entry, tensor over the arena) in order. The caller re-points each at once, so that a model is not on its device
+    twice. `roomy`: the caller has checked for room.
     """
     items = list(tensors)
     storages: dict[int, int] = {}
@@ -326,7 +326,7 @@ def place(
             key = storage.data_ptr()
             on_gpu = gpus[key] if key else arena.memory is not None and gpu_of(tensor) is not None
             dense = tensor.numel() * tensor.element_size()
-            if storage.nbytes() > 2 * dense + _PAGE:  # a small view of something large: take only what is used
+            if storage.nbytes() > 2 * dense + _PAGE:  # a small view of a large storage: copy only the view
                 key, size, offset_in, stride = -id(tensor), dense, 0, _dense(tensor)
             else:
                 size, offset_in, stride = storage.nbytes(), tensor.storage_offset(), tensor.stride()

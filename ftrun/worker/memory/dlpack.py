@@ -1,4 +1,4 @@
-"""Tensors over memory that torch did not allocate, handed over by DLPack; no link to libtorch."""
+"""Wrap memory that torch did not allocate in tensors, through DLPack and without a link to libtorch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_kept: list[Any] = []  # descriptions that torch reads for as long as the tensors live; a few dozen bytes each
+_kept: list[Any] = []  # torch reads these descriptions as long as their tensors live; each takes a few dozen bytes
 
 
 def tensor(address: int, size: int, gpu: int | None) -> torch.Tensor:
-    """uint8 tensor of `size` bytes at `address`: on that GPU, or None = on the CPU. The memory must outlive it."""
+    """Make a uint8 tensor over `size` bytes at `address` on that GPU (None = the CPU). The memory must outlive it."""
     shape = (c_int64 * 1)(size)
     described = _Tensor(
         address, _CPU if gpu is None else _CUDA, gpu or 0, 1, _UNSIGNED, 8, 1, shape, None, 0, None, None

@@ -1,8 +1,8 @@
 """Memory on a GPU that outlives the worker: allocations that travel as descriptors, mapped one behind the other.
 
-A rank's arena has one such memory if its model is on a GPU. What says how far it is filled, which allocations it is made of,
-and for which step it is whole lies in the arena's host segment, where everybody can read it without asking the device.
-Nothing here waits for the device unless it says so; writes happen in the order of torch's current stream.
+A rank's arena has one such memory if its model is on a GPU. The arena's host segment records how far it is filled, its allocations,
+and the step for which it is whole, so that every process can read them without asking the device.
+No call waits for the device unless its docstring says so; writes happen in the order of torch's current stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ftrun.worker.memory.segment import Segment
 
 WAIT = 60.0  # seconds that queued work may take where its result is needed
 _LOOK = 0.1  # seconds between two looks at the world while the device works
-_GROW = 1 << 30  # bytes of one allocation at most, so that torch can give back memory between two
+_GROW = 1 << 30  # bytes to allocate ahead at most, so that torch can free memory between two allocations
 _PAGE = 4096
 # words of the host segment's first page
 _LENGTH, _SEAL, _SHADOW, _COUNT, _UUID = 64, 72, 80, 88, 96
@@ -34,7 +34,7 @@ _MOST = (_PAGE - _TABLE) // 16
 
 
 class Chunk(NamedTuple):
-    """One allocation. `offset` in the memory and `size` in bytes; `fd` is its descriptor, kept open for the next fd store."""
+    """One allocation: `offset` in the memory and `size` in bytes; `fd` is its descriptor, kept open for the next fd store."""
 
     offset: int
     size: int
@@ -51,19 +51,19 @@ def gpu_of(tensor: torch.Tensor) -> int | None:
         return int(tensor.device.index)
     if tensor.device.type != "cpu" or not tensor.numel() or not cuda.present():
         return None
-    # memory of a device that the CPU can read too looks like the CPU's to torch; the driver knows better
+    # torch takes device memory that the CPU can read for the CPU's; the driver knows better
     return cuda.owner(tensor.data_ptr())[0]
 
 
 def stream_of(ordinal: int) -> int:
     """torch's current stream on a device; the legacy stream where torch has no CUDA, or has not used it yet."""
-    if not torch.cuda.is_initialized():  # a flag: to ask whether it is available asks the driver, each time
+    if not torch.cuda.is_initialized():  # reads a flag, while is_available() asks the driver each time
         return 0
     return int(torch.cuda.current_stream(ordinal).cuda_stream)
 
 
 def bytes_on_gpu(tensors: Sequence[Any]) -> int:
-    """Bytes of the storages of those tensors that lie on a GPU, with room for their alignment."""
+    """Sum the storages of those tensors that lie on a GPU, in bytes, with room for their alignment."""
     found = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() + 64 for t in tensors if gpu_of(t) is not None
     }
@@ -71,10 +71,11 @@ def bytes_on_gpu(tensors: Sequence[Any]) -> int:
 
 
 def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> int:
-    """New memory at `address` of a reserved range; its descriptor.
+    """Allocate memory at `address` of a reserved range; return its descriptor.
 
     Raises:
-        DeviceError: : `what` needs how much, do `instead`.
+        DeviceError: The device gives none; the message has `what` and `instead`.
+        CudaError: The device is broken.
     """
     for again in (True, False):
         try:
@@ -90,7 +91,7 @@ def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> 
             ) from why
         if not again or not torch.cuda.is_available():
             break
-        torch.cuda.empty_cache()  # what torch keeps of freed tensors, the originals of what was moved among them
+        torch.cuda.empty_cache()  # torch caches freed tensors, among them the originals of those that were moved
     free, total = cuda.room(ordinal)
     raise DeviceError(
         f"no room on device {ordinal}: {what} needs {size >> 20} MiB more, and {free >> 20} of {total >> 20} MiB are free "
@@ -99,7 +100,7 @@ def allocate(ordinal: int, address: int, size: int, what: str, instead: str) -> 
 
 
 def ordinal_of(uuid: bytes) -> int | None:
-    """The GPU with this UUID (16 bytes), None = this process does not see it."""
+    """Find the GPU with this UUID (16 bytes); None = this process does not see it."""
     for ordinal in range(cuda.device_count()):
         if cuda.device(ordinal).uuid == uuid:
             return ordinal
@@ -107,7 +108,7 @@ def ordinal_of(uuid: bytes) -> int | None:
 
 
 def unsettled() -> list[str]:
-    """What a script has not set of that which makes a kernel's result the same in every process and on every device."""
+    """List the settings that the script lacks for kernels to compute the same in every process and on every device."""
     missing = []
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
         missing.append("CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment")
@@ -130,7 +131,7 @@ class DeviceMemory:
         self.chunks: list[Chunk] = []
         self.reachable = True  # may kernels of this device read it? false for memory of a device that is no peer
         self.home = ordinal
-        self.on_chunk: Callable[[int, Chunk], None] | None = None  # a new allocation: tell the fd store
+        self.on_chunk: Callable[[int, Chunk], None] | None = None  # tells the fd store of a new allocation
         self.base = cuda.reserve(ordinal, self.length)
         self._expected = {"committed": 0, "volatile": 0}
         self._words = 0  # the host segment's first page as the device sees it
@@ -139,10 +140,10 @@ class DeviceMemory:
 
     @classmethod
     def create(cls, control: Segment, ordinal: int, length: int) -> DeviceMemory:
-        """An empty memory whose host words are in `control`.
+        """Create an empty memory whose host words are in `control`.
 
         Raises:
-            DeviceError: When the device cannot do it.
+            DeviceError: The device lacks a feature or room for it.
         """
         facts = cuda.device(ordinal)
         if not facts.vmm or not facts.granularity:
@@ -177,12 +178,12 @@ class DeviceMemory:
 
     @classmethod
     def attach(cls, control: Segment, ordinal: int, fetch: Callable[[int], int | None], write: bool) -> DeviceMemory:
-        """Map what another process made, for use by GPU `ordinal`. `fetch` gives the descriptor of the k-th allocation.
+        """Map memory that another process made, for use by GPU `ordinal`. `fetch` gives the descriptor of the k-th allocation.
 
         `write`: take it over (its stamps too).
 
         Raises:
-            DeviceError: When it cannot be had.
+            DeviceError: It cannot be mapped here.
         """
         home = ordinal_of(cls.device_of(control))
         if home is None:
@@ -229,15 +230,15 @@ class DeviceMemory:
     # -- filling it --------------------------------------------------------------------------------------------------
 
     def expect(self, zone: str, size: int) -> None:
-        """`size` bytes will be reserved in this zone next: allocate in pieces that fit."""
+        """Announce that `size` bytes will be reserved in this zone, so that allocations fit them."""
         self._expected[zone] = size
 
     def reserve(self, zone: str, size: int, align: int) -> int:
-        """Offset of `size` fresh bytes.
+        """Reserve `size` fresh bytes; return their offset.
 
         Raises:
-            DeviceError: When the device is full or may not share.
-            CudaError: When it is broken.
+            DeviceError: The device is full or cannot share its memory.
+            CudaError: The device is broken.
         """
         end = self.control.load(_ENDS[zone])
         start = -(-end // align) * align
@@ -247,10 +248,10 @@ class DeviceMemory:
         return start
 
     def shape(self, zone: str, size: int) -> int:
-        """A zone is to be `size` bytes, whatever it was; its offset.
+        """Resize a zone to `size` bytes; return its offset.
 
         Raises:
-            DeviceError: When the device is full.
+            DeviceError: The device is full.
         """
         start = self._start(zone)
         self._back(zone, start + size)
@@ -258,7 +259,7 @@ class DeviceMemory:
         return start
 
     def _back(self, zone: str, end: int) -> None:
-        """Have memory up to offset `end` of a zone."""
+        """Back a zone with memory up to offset `end`."""
         backed = max(
             (c.offset + c.size for c in self.chunks if self._zone(c.offset) == zone), default=self._start(zone)
         )
@@ -300,7 +301,7 @@ class DeviceMemory:
     # -- stamps, in stream order -------------------------------------------------------------------------------------
 
     def stamp_seal(self, value: int) -> None:
-        """Write the seal when everything queued so far is done."""
+        """Queue a write of the seal behind everything queued so far."""
         cuda.stamp(self.ordinal, stream_of(self.ordinal), self._words + _SEAL, value)
 
     @property
@@ -330,11 +331,11 @@ class DeviceMemory:
         cuda.copy(self.ordinal, stream_of(self.ordinal), self.base + offset, source, size)
 
     def finished(self, stop: Callable[[], bool], timeout: float = math.inf) -> bool:
-        """Wait until torch's current stream and the work it waits for are done; False when `stop` says so first.
+        """Wait until torch's current stream and the work it waits for are done; return False if `stop()` is true first.
 
         Raises:
             DeviceError: After `timeout` seconds.
-            CudaError: Of that work.
+            CudaError: That work failed.
         """
         deadline = time.monotonic() + timeout
         while not cuda.sync(self.ordinal, stream_of(self.ordinal), _LOOK):
@@ -345,7 +346,7 @@ class DeviceMemory:
         return True
 
     def settle(self) -> None:
-        """Wait until all that was queued is done.
+        """Wait until all queued work is done.
 
         Raises:
             DeviceError: After WAIT seconds.
@@ -354,20 +355,20 @@ class DeviceMemory:
         self.finished(lambda: False, WAIT)
 
     def copy_out(self, to: int, places: Sequence[tuple[int, int]]) -> None:
-        """Copy (offset, size) after (offset, size) to host memory at `to`, once what was queued is done; waits for it.
+        """Copy (offset, size) after (offset, size) to host memory at `to`; wait for earlier work and for the copies.
 
         Raises:
             DeviceError: After WAIT seconds.
             CudaError
         """
-        self.settle()  # a copy to plain host memory blocks, and then without a deadline
+        self.settle()  # a copy to pageable host memory blocks, without a deadline
         for offset, size in places:
             cuda.copy(self.ordinal, stream_of(self.ordinal), to, self.base + offset, size)
             to += size
         self.settle()
 
     def copy_in(self, source: int, places: Sequence[tuple[int, int]]) -> None:
-        """The way back."""
+        """Copy back from host memory at `source`; wait like `copy_out`."""
         self.settle()
         for offset, size in places:
             self.copy(offset, source, size)
@@ -375,21 +376,21 @@ class DeviceMemory:
         self.settle()
 
     def read(self, offset: int, size: int) -> bytes:
-        """The bytes there, once what was queued is done."""
+        """Wait for queued work, then read `size` bytes."""
         data = bytearray(size)
         address = ctypes.addressof((ctypes.c_ubyte * size).from_buffer(data)) if size else 0
         cuda.copy_now(self.ordinal, stream_of(self.ordinal), address, self.base + offset, size, WAIT)
         return bytes(data)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write bytes, once what was queued is done."""
+        """Wait for queued work, then write `data`."""
         held = ctypes.create_string_buffer(data, len(data))
         cuda.copy_now(
             self.ordinal, stream_of(self.ordinal), self.base + offset, ctypes.addressof(held), len(data), WAIT
         )
 
     def checksum(self, offset: int, size: int, seed: int = 0) -> int:
-        """`native.checksum` of the bytes there, computed by the device that has them."""
+        """Compute `native.checksum` of the bytes on this device, or on theirs if it cannot reach them; wait for it."""
         device = self.ordinal if self.reachable else self.home
         return cuda.checksum(device, stream_of(device), self.base + offset, size, seed, WAIT)
 

@@ -1,4 +1,4 @@
-"""Records that are appended to memory that outlives the worker, each whole or not there."""
+"""An append-only log in memory that outlives the worker; each record is whole or absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftrun.core.errors import WorkerError
 from ftrun.worker.memory.segment import Segment
 
 _RECORD = struct.Struct("<QQ")  # length and checksum, before each record
-_HEADER = mmap.PAGESIZE  # the first word says how much is written
+_HEADER = mmap.PAGESIZE  # its first word counts the bytes written
 
 
 class Damaged(WorkerError):
@@ -19,7 +19,7 @@ class Damaged(WorkerError):
 
 
 class Log:
-    """A part of a segment: `room` bytes at `base`, both multiples of a page."""
+    """A log in `room` bytes at `base` of a segment, both multiples of a page."""
 
     def __init__(self, segment: Segment, base: int, room: int) -> None:
         self._segment = segment
@@ -28,11 +28,11 @@ class Log:
 
     @property
     def used(self) -> int:
-        """Where the next record begins."""
+        """Offset at which the next record begins."""
         return self._segment.load(self._base)
 
     def append(self, record: bytes) -> None:
-        """Raises WorkerError when the room is used up."""
+        """Append a record. Raises WorkerError when the log is full."""
         content = self.used + _RECORD.size
         if content + len(record) > self._room:
             raise WorkerError("a log of this rank is full")
@@ -40,10 +40,10 @@ class Log:
         self._segment.view(place, len(record))[:] = record
         checksum = native.checksum(self._segment.address + place, len(record))
         self._segment.view(place - _RECORD.size, _RECORD.size)[:] = _RECORD.pack(len(record), checksum)
-        self._segment.store(self._base, content + len(record))  # from here on it counts
+        self._segment.store(self._base, content + len(record))  # publishes it
 
     def records(self, begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
-        """Those between two values of `used`, not copied.
+        """Yield the records between two values of `used`, not copied.
 
         Raises:
             Damaged
@@ -58,9 +58,9 @@ class Log:
             yield self._segment.view(place, size)
 
     def start_over(self, held: int) -> int:
-        """Where records that have no part in those before them begin: behind them, or at the front once that is free.
+        """Choose where records that do not depend on earlier ones begin: behind those, or at the front once that is free.
 
-        `held`: no record from there on to `used` may be overwritten.
+        `held`: records from this offset up to `used` must not be overwritten.
         """
         if self.used > self._room // 2 and held > self._room // 4:
             self._segment.store(self._base, 0)

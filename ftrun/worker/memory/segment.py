@@ -1,6 +1,6 @@
 """Memory that outlives the worker: a sparse memfd, mapped here and wherever its descriptor travels (the fd store holds one).
 
-The file is made as large as it may ever become; memory is taken page by page as it is written.
+The file gets its largest size at once; the kernel allocates pages as they are written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ftrun.core.system.cgroup import memory_left
 
 
 class Segment:
-    """A mapped segment. `view(offset, n)` gives bytes, `tensor(...)` a tensor with a storage of exactly its size."""
+    """A mapped segment. `view(offset, n)` gives bytes, `block(offset, n)` a tensor with a storage of exactly its size."""
 
     def __init__(self, fd: int, length: int, write: bool = True) -> None:
         self.fd = fd
@@ -31,10 +31,10 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, length: int) -> Segment:
-        """A new zeroed segment of up to `length` bytes.
+        """Create a zeroed segment of up to `length` bytes.
 
         Raises:
-            PlatformError: When the system gives none.
+            PlatformError: The system gives none.
         """
         try:
             fd = os.memfd_create(f"ftrun-{name}", os.MFD_CLOEXEC)
@@ -73,7 +73,7 @@ class Segment:
 
 
 def is_ample(needed: int) -> bool:
-    """Is there room for `needed` more bytes on every rank of this machine? They are taken to need about the same."""
+    """Is there room for `needed` more bytes for each rank of this machine? All are assumed to need about the same."""
     left = memory_left() if needed else None
     return left is None or left >= needed * _ranks_here()
 
@@ -84,18 +84,18 @@ def _ranks_here() -> int:
 
 @contextlib.contextmanager
 def room_for(needed: int, what: str) -> Iterator[None]:
-    """Refuse before the kernel kills: is there room for `needed` more bytes, which the body then takes?
+    """Check, before the kernel kills, that there is room for the `needed` bytes that the body takes.
 
-    When it could be tight for all ranks that do this at once, they take turns, so that each sees what is left.
+    Where the room may not suffice for all ranks at once, they take turns, so that each sees what is left.
 
     Raises:
-        DeviceError: With the amounts.
+        DeviceError: There is too little room; the message gives the amounts.
     """
     if is_ample(needed):
         yield
         return
     with files.open_private(Path(os.environ[ENV_RUN_DIR], "memory.lock")) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go by the kernel should this worker die
+        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it if this worker dies
         left = memory_left()
         if left is not None and left < needed:
             raise DeviceError(

@@ -1,4 +1,4 @@
-"""What guards a rank's state, put together by `protect`, and its memory laid out for step 0."""
+"""Assemble the parts that guard a rank's state, for `protect`, and lay its memory out for step 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ftrun.worker.state.variables import Variables
 
 
 def kit(context: Context, groups: Registry, state: ProtectedState, variables: Variables, logged: LoggedValues) -> Kit:
-    """Everything that a rank's recovery and its step loop work on."""
+    """Make the parts that a rank's recovery and its step loop share."""
     variables.passes_over(state.iterated)
     ledger = Ledger(state, variables, Constants(context, variables))
     snapshots = Snapshots(context, state, ledger)
@@ -33,7 +33,7 @@ def kit(context: Context, groups: Registry, state: ProtectedState, variables: Va
 
 
 def lay_out(kit: Kit) -> None:
-    """First incarnation of a rank: lay everything out and seal it for step 0."""
+    """Lay out the memory of a rank's first incarnation and seal it for step 0."""
     rank, state = kit.context.rank, kit.state
     arena = Arena.create(rank, max(state.bytes_now(), 1), use_gpu(kit.context, state))
     kit.ledger.use(Slots.create(rank))

@@ -1,9 +1,9 @@
-"""Values that a loop only reads: a replacement's script makes them anew, and may make others.
+"""Put back values that a loop only reads, where a replacement's script made other ones.
 
-A file that was rewritten meanwhile, a newer checkpoint, the time: what comes from there is another value in a replacement. So each rank
-leaves in the run directory what its values were when a loop found them first. A replacement compares: what all ranks of the node had
-alike is put back as it was, and so is what was made after a loop had run, since a replacement passes over loops. What differs and is too
-large to be left there is named. What each rank has for itself (a pid, a device, a time of its own) stays the replacement's own.
+A script may take a value from a rewritten file, a newer checkpoint or the clock, and a replacement then gets another one. So each rank
+writes the values that its loops first saw to the run directory, and a replacement compares its own with them. It puts a value back if
+all ranks had the same, or if the script made it after a loop, which a replacement passes over. If the file has only the digest of a
+large value, the replacement reports it as lost. Values that belong to one rank (a pid, a device, its own time) stay the replacement's.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.state.variables import PREFIX, Variables
 
 _FOLDER = "constants"
-_LONGEST = 1 << 14  # bytes of a copy that is left there, and not what stands for it
-_COPY, _DIGEST, _LATE = "=", "#", "!"  # a late one was made after a loop had run
+_LONGEST = 1 << 14  # bytes of the longest value that the file holds as a copy, not as a digest
+_COPY, _DIGEST, _LATE = "=", "#", "!"  # LATE: made after a loop had run
 
 
 class Constants(StepObserver):
-    """Of one rank."""
+    """The values that one rank's loops only read."""
 
     def __init__(self, context: Context, variables: Variables) -> None:
         self._context = context
         self._variables = variables
-        self._predecessor: dict[str, str] | None = None  # what it found; None = there was none
-        self._roots: set[str] = set()  # functions and modules whose values were found
-        self._found: dict[str, list[str]] = {}  # root and what is told of those that did not change since
-        self._written: set[str] = set()  # which of these are in the file
+        self._predecessor: dict[str, str] | None = None  # its values; None = this rank replaces nobody
+        self._roots: set[str] = set()  # functions and modules whose values were read
+        self._found: dict[str, list[str]] = {}  # key -> root, and copy or digest, of values that have not changed since
+        self._written: set[str] = set()  # the keys in the file
         self._had_loops = False
-        self._given: set[str] = set()  # they are kept from here on, but not in the slot of the step that this rank begins with
+        self._given: set[str] = set()  # keys put back here: slots keep them, but not that of this rank's first step
 
     def loop_started(self, first: int, length: int) -> None:
         self.told_by.listen("handed_out", self)
 
     def handed_out(self, number: int) -> None:
-        """The first step of a loop: leave what it found first, and did not see change, to a replacement."""
+        """Write, at the first step of a loop, the values that have not changed, for a replacement."""
         self.told_by.ignore("handed_out", self)
         self._look()
         self._had_loops = True
@@ -50,13 +50,13 @@ class Constants(StepObserver):
             return
         self._written = {*self._found}
         facts = {"attempt": self._attempt, "values": self._found}
-        with contextlib.suppress(OSError):  # without room for it a replacement has nothing to compare with
+        with contextlib.suppress(OSError):  # without room for the file, a replacement has nothing to compare with
             folder = self._context.run_dir / _FOLDER
             folder.mkdir(mode=0o700, exist_ok=True)
             files.replace(folder / f"{self._context.rank}.json", json.dumps(facts), private=True)
 
     def _look(self) -> dict[str, str]:
-        """What is found now, in functions and modules that no loop was in before."""
+        """Return the values in functions and modules that no loop was in before."""
         new = self._variables.unchanged()[0] - self._roots
         if not new:
             return {}
@@ -67,7 +67,7 @@ class Constants(StepObserver):
             for place, copy, is_kept in self._variables.values()
             if place.space.root in new and copy is not None and not is_kept
         }
-        self._found = {**found, **self._found}  # what a predecessor found first is what counts
+        self._found = {**found, **self._found}  # a predecessor's values count first
         return {key: told[1].lstrip(_LATE) for key, told in found.items()}
 
     @property
@@ -84,7 +84,7 @@ class Constants(StepObserver):
         self._predecessor = {key: told[1] for key, told in self._found.items()}
 
     def completed(self, saved: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """`saved`, of a slot, and what a replacement is to have as well. What differs and cannot be given is lost."""
+        """Return a slot's `saved` with the values that a replacement must put back; report as lost those that it cannot."""
         if not self._predecessor:
             return saved
         kept = {name for key in saved for name in self._variables.names_of(key)}

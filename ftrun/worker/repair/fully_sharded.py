@@ -1,4 +1,4 @@
-"""Sharded models: what ftrun cannot put back is refused by name, and what a step that was cut off left in FSDP2 is dropped."""
+"""Refuse sharded models that ftrun cannot put back, and drop what an interrupted step left in FSDP2."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class FullySharded:
         self._states = shards.states
 
     def reset(self) -> None:
-        """Every parameter is sharded, and no gradient is left that belongs to a step which was cut off."""
+        """Shard every parameter again, and drop the gradients of an interrupted step."""
         if self._states:
             sharded_private.reset_fsdp(self._states)
 
     def unreduced(self) -> str:
-        """A parameter whose gradient would live on from body to body where only FSDP2 knows of it, "" when there is none."""
+        """Return a parameter whose unreduced gradient FSDP2 would carry from body to body, "" if there is none."""
         return sharded_private.unreduced(self._states)
 
 
 def refuse_unknown(modules: list[torch.nn.Module]) -> None:
-    """Raises UsageError for sharding, or parameters, of which ftrun does not know how to put them back."""
+    """Raise UsageError for sharding or parameters that ftrun cannot put back."""
     flat: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     for module in modules:
         for part in module.modules():

@@ -1,6 +1,6 @@
 """The shared buffers of a reload between GPUs: every rank makes its own on its device and maps those of all others.
 
-Their descriptors travel through the fd store, as those of arenas do. Nothing of them is left when the reload is over.
+Their descriptors travel through the fd store, as those of arenas do. The end of the reload frees them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ftrun.worker.link.position import Interrupt
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.gpu_memory import allocate, ordinal_of
 
-_NAME = "buffers"  # of a rank's, at the fd store
-_LOOK = 0.02  # seconds between two looks for another rank's
+_NAME = "buffers"  # of a rank's buffers at the fd store
+_LOOK = 0.02  # seconds between two looks for another rank's buffers
 _WHAT = "the reload from the host snapshot"
 
 
 @contextlib.contextmanager
 def mapped(context: Context, facts: Facts, gpu: int, timeout: float) -> Iterator[list[int]]:
-    """Addresses of every participant's BUFFERS buffers of `facts.chunk` bytes, mapped for `gpu` while the body runs.
+    """Give the addresses of every participant's BUFFERS buffers of `facts.chunk` bytes, mapped for `gpu` while the body runs.
 
-    The body must not end before every rank has come to the exchange: until then they look for each other's.
+    The body must not end before every rank has come to the exchange: until then the ranks look for each other's buffers.
 
     Raises:
-        DeviceError: When memory cannot be had or mapped.
-        WorkerError: When it does not come in `timeout` seconds.
-        Interrupt: When the world is stopped.
+        DeviceError: If memory cannot be allocated or mapped.
+        WorkerError: If a rank's buffers do not come in `timeout` seconds.
+        Interrupt: If the world is stopped.
         CudaError
     """
     world = context.world
@@ -58,7 +58,7 @@ def mapped(context: Context, facts: Facts, gpu: int, timeout: float) -> Iterator
 
 
 def _make(facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tuple[int, int, Handle]:
-    """(address, descriptor, handle) of this rank's."""
+    """Allocate this rank's buffers; return (address, descriptor, handle)."""
     address = cuda.reserve(gpu, size)
     stack.callback(_undo, cuda.free_range, address, size)
     fd = allocate(gpu, address, size, _WHAT, "leave that much free on each device")
@@ -68,7 +68,7 @@ def _make(facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tup
 
 
 def _find(context: Context, rank: int, generation: int, deadline: float) -> tuple[int, Handle]:
-    """Another rank's descriptor, when it has handed it on in this generation."""
+    """Wait for the descriptor and handle that another rank hands on in this generation."""
     while True:
         seen = context.board.worker_bell()
         if context.stop_pending():
@@ -85,7 +85,7 @@ def _find(context: Context, rank: int, generation: int, deadline: float) -> tupl
 
 
 def _map(rank: int, gpu: int, fd: int, handle: Handle, size: int, stack: contextlib.ExitStack) -> int:
-    """Address of another rank's memory; closes `fd`."""
+    """Map another rank's buffers and return their address; `stack` closes `fd`."""
     stack.callback(os.close, fd)
     home = ordinal_of(handle.device)
     if home is None or handle.kind is not Kind.CUDA or handle.size != size:
@@ -101,5 +101,5 @@ def _map(rank: int, gpu: int, fd: int, handle: Handle, size: int, stack: context
 
 
 def _undo(call: Callable[[int, int], None], address: int, size: int) -> None:
-    with contextlib.suppress(cuda.CudaError):  # a lost device: what ended the body is told
+    with contextlib.suppress(cuda.CudaError):  # a lost device: the error that ended the body is reported
         call(address, size)

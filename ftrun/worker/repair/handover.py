@@ -1,6 +1,6 @@
-"""A rank's memory at the fd store: handing it over, and fetching what was handed over.
+"""Hand a rank's memory to the fd store, and fetch what a rank handed over.
 
-An arena on a GPU is several allocations, each with a descriptor of its own, kept as "arena.0", "arena.1", ...
+An arena on a GPU has several allocations, each with its own descriptor, kept as "arena.0", "arena.1", ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftrun.worker.state.protected_state import ProtectedState
 
 
 class Kept:
-    """What this rank has at the fd store. Calls give False when there is no fd store now: try again when there is."""
+    """This rank's memory at the fd store. Calls return False if there is no fd store now: call again when there is one."""
 
     def __init__(self, context: Context, state: ProtectedState, ledger: Ledger) -> None:
         self._context = context
@@ -43,7 +43,7 @@ class Kept:
         return self._put("arena", arena.fd, parts=len(chunks)) and self._put("slots", slots.fd)
 
     def follow(self) -> None:
-        """From here on the fd store hears of each new allocation on a GPU."""
+        """Send each new allocation on a GPU to the fd store from now on."""
         if self._state.arena.memory is not None:
             self._state.arena.memory.on_chunk = self._grown
 
@@ -59,7 +59,7 @@ class Kept:
         try:
             why = context.fd_store.put(context.rank, name, context.cell.index, fd, handle, parts)
         except OSError:
-            return False  # until the next fd store has it this rank cannot be adopted
+            return False  # this rank cannot be adopted until the next fd store has it
         if why and not self._warned:
             self._warned = True
             print(
@@ -72,7 +72,7 @@ class Kept:
 
 
 def use_gpu(context: Context, state: ProtectedState) -> int | None:
-    """The GPU that the model is on, None = none. From here on this worker's end is waited for before its memory is used."""
+    """Return the GPU that the model is on (None = none). From now on the fence waits for this worker's end."""
     gpu = state.gpu
     if gpu is not None:
         context.cell[F.DEVICE] = gpu + 1
@@ -94,10 +94,10 @@ def _tell_unsettled(gpu: int) -> None:
 
 
 def fetch(context: Context, rank: int, name: str) -> Segment | None:
-    """The kept host segment of a rank, mapped; None when the fd store has none."""
+    """Map the kept host segment of a rank; return None if the fd store has none."""
     ready = context.mapped.pop((rank, name), None)
     if ready is not None and not (name == "arena" and DeviceMemory.used_by(ready)):
-        return ready  # only an arena on a GPU may be another one by now
+        return ready  # only an arena on a GPU may have been replaced since
     if ready is not None:
         ready.close()
     found = _get(context, rank, name)

@@ -1,4 +1,4 @@
-"""What a rank's recovery and its step loop work on."""
+"""The parts that a rank's recovery and its step loop share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ftrun.worker.state.protected_state import ProtectedState
 
 @dataclass
 class PendingRecovery:
-    """What a recovery leaves for the step loop to do."""
+    """The work that a recovery leaves to the step loop."""
 
-    resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or is none
+    resume: int = -1  # gate number at which a replacement enters the loop; -1 = it did, or this is none
     restart: RankState | None = None  # a slot's content, to be put back at the next hand-out
-    again: bool = False  # with `restart`: that step was begun before, by this rank's predecessor or before everyone went back
-    redo: tuple[int, int] | None = None  # (generation, resume) whose first new step is not done yet
+    again: bool = False  # with `restart`: a predecessor, or this rank before it went back, began that step
+    redo: tuple[int, int] | None = None  # (generation, resume) of a recovery whose first new step is not done yet
     went_back: int = 0  # generation in which the state was last taken from the host snapshot
 
 
@@ -55,5 +55,5 @@ class Kit:
         return self.registry.observers
 
     def hand_over(self) -> bool:
-        """Hand the memory to the fd store (again, when there is a new one). False = not now: call again."""
+        """Hand the memory to the fd store (again, if there is a new one). Return False if there is none now: call again."""
         return self.handover.send() and self.snapshots.handed_over()

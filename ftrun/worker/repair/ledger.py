@@ -1,7 +1,7 @@
-"""What a rank writes into its slots, and what it reads there to do a step again.
+"""The ledger writes a rank's slots, and reads them to do a step again.
 
 A slot holds everything of a rank that is not in its arena: random streams, Python state, the loader's place, gradients that
-must outlive a body. An END slot also says what the update region changed, for a replica's use of it.
+must outlive a body. An END slot also records what the update region changed, for a replica's replacement.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ftrun.worker.state import rng, serialization
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.variables import PREFIX, WHOLE, Variables
 
-Captured = tuple[rng.State, dict[str, bytes]]  # of the random streams, and packed Python state
+Captured = tuple[rng.State, dict[str, bytes]]  # random streams, and packed Python state
 Grads = list["torch.Tensor | None"]
 
 _is_there = functools.partial(operator.is_not, None)
 
 
 class Ledger:
-    """The slots of this rank, with what has to be remembered between writing one and the next."""
+    """The slots of this rank, with what it must remember from one write to the next."""
 
     def __init__(self, state: ProtectedState, variables: Variables, constants: Constants) -> None:
         self.slots: Slots
@@ -37,7 +37,7 @@ class Ledger:
         self.constants = constants
         self.loader: Any = None  # position and batch in flight, kept by job.batches
         self.loader_state: Any = None  # the place from a slot, until job.batches takes it
-        self.alive: list[bool] = []  # which gradients there were when last looked at
+        self.alive: list[bool] = []  # which gradients existed at the last look
         self._alive_at_gate: list[bool] = []
         self.updated = False  # the last complete body updated
         self.region = UpdateRegion(state)
@@ -45,31 +45,31 @@ class Ledger:
         self._at_gate: Captured | None = None
         self._sums: list[int] | None = None  # of the gradients at the gate, where replicas rest on the script's word
         self._at_end: tuple[int, Captured] | None = None  # tag and content of the END slot
-        self._ever: set[str] = set()  # what some update region changed so far: Python state and buffers
+        self._ever: set[str] = set()  # Python state and buffers that some update region has changed
         self._written: set[str] = set()  # the buffers among them
-        self._stands: dict[str, int] = {}  # of those at the gate
+        self._stands: dict[str, int] = {}  # checksums of those at the last START or GATE slot
         self._buffers_at_end: tuple[int, list[int]] = (0, [])
-        self._drew = 0  # where random numbers were drawn so far: IN_UPDATE, BETWEEN
-        self.drew_before = -1  # the first step that they were drawn before, after the body before it: no slot told of it until then
+        self._drew = 0  # where the script has drawn random numbers: IN_UPDATE, BETWEEN
+        self.drew_before = -1  # the first step with draws between it and the body before; no earlier slot has them
         self.changed_between: tuple[int, list[str]] = (
             -1,
             [],
-        )  # a step, and the script's values that changed like that before it
-        self._carried = False  # gradients of a slot were put back and are in no other slot of ours
+        )  # a step, and the script's values that changed between it and the body before
+        self._carried = False  # gradients were put back from a slot, and no other slot of this rank has them
         self._buffers_at_gate: tuple[bytes, list[int]] = (b"", [])
         self._recorded: tuple[int, bytes] = (-1, b"")  # gate number and content of a GATE slot that is not written yet
         self._sealed = SealedGradients()
-        self._seals: Grads | None = None  # gradients to be sealed with it
+        self._seals: Grads | None = None  # gradients to seal with it
 
     def use(self, slots: Slots) -> None:
-        """These are the rank's slots from here on."""
+        """Use these slots from now on."""
         self.slots = slots
         self.variables.histories.logs = slots.histories
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def start(self, step: int) -> None:
-        """Seal the START slot of a step that is handed out for the first time.
+        """Seal the START slot of a step at its first hand-out.
 
         Raises:
             UsageError
@@ -77,21 +77,21 @@ class Ledger:
         captured = self.captured()
         self._check_between(step, captured)
         self.alive = self._state.alive_now(self.alive)
-        if self._state.buffers:  # they are copied aside for this step before its slot is written
+        if self._state.buffers:  # copy them aside for this step before its slot is written
             self.slots.invalidate(START)
             self._state.save_buffers(step)
         carried = self._carried and self.slots.tag(END) != step
         self.slots.write(START, step, self._encoded(START, self._state.grads() if carried else None, captured))
 
     def record_gate(self, step: int, accumulating: bool, grads: Grads, optimizer: Any = None) -> None:
-        """Take what the GATE slot holds, for `seal_gate` to write.
+        """Capture the content of the GATE slot, for `seal_gate` to write.
 
-        `accumulating`: those of the gradients that are alive will be added to. What is kept of gradients is read from the device.
+        `accumulating`: later bodies add to the gradients that are alive, so the slot keeps them. This reads them from the device.
         """
         if self._state.buffers:
             self._state.settle_buffers()
         self.alive = [*map(_is_there, grads)]
-        if self._state.looking or self.alive != self._alive_at_gate:  # parameters were frozen, maybe, or learn again
+        if self._state.looking or self.alive != self._alive_at_gate:  # parameters may be frozen or unfrozen
             self._alive_at_gate = self.alive
             self._state.python.look_again()
         self._at_gate = self.captured()
@@ -104,9 +104,9 @@ class Ledger:
         self._recorded = step, self._encoded(GATE, grads if accumulating and True in self.alive else None, self._at_gate)
 
     def seal_gate(self) -> None:
-        """Seal the GATE slot, and the gradients where no other rank could give the result of the update that begins.
+        """Seal the GATE slot, and the gradients if no other rank can give the result of the update that begins.
 
-        Not before the collectives of the step are over: until then a rank that died in the update before may need the slot that is there.
+        Call it after the collectives of the step: until then, a rank that died in the update before may need the old slot.
         """
         step, data = self._recorded
         self.slots.write(GATE, step, data)
@@ -115,7 +115,7 @@ class Ledger:
             self._seals = None
 
     def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
-        """Does `record_gate` read what the device computes? Else it can be called before the device is done."""
+        """Does `record_gate` read what the device computes? If not, it may run before the device is done."""
         holders = self._state.holders
         compares = (holders.by_word and holders.rest_on_word) or (self._state.looking and self.region.alone)
         return accumulating or (optimizer is not None and compares)
@@ -123,7 +123,7 @@ class Ledger:
     def end(self, tag: int, accumulating: bool) -> None:
         """Seal the END slot: the state as of the start of gate step `tag`."""
         if self._state.buffers:
-            self._state.settle_buffers()  # first: one of another shape is kept with the Python state
+            self._state.settle_buffers()  # first: the Python state keeps a buffer of another shape
         self.alive = self._state.alive_now(self.alive)
         captured = self.captured()
         self._at_end = (tag, captured)
@@ -133,17 +133,17 @@ class Ledger:
         self.slots.write(END, tag, self._encoded(END, grads, captured))
 
     def captured(self) -> Captured:
-        """Random streams and Python state, the script's own values among it, as they are now."""
+        """Return the current random streams and Python state, with the script's own values."""
         python = self._state.python.capture()
         python.update(self.variables.capture(self._state.looking))
         return rng.capture(), python
 
     def late(self, step: int) -> None:
-        """A body turned out, after its hand-out, to accumulate on the gradients it found."""
+        """Seal the gradients on which a body, as it turns out after its hand-out, accumulates."""
         self.slots.write(LATE, step, serialization.pack(self._state.grads(), "gradients"))
 
     def log(self, records: list[dict[str, Any]]) -> None:
-        """Keep what collectives outside the loops gave."""
+        """Log the results of collectives outside the loops."""
         for record in records:
             self.slots.log.append(serialization.plain(record))
 
@@ -179,9 +179,9 @@ class Ledger:
         return serialization.plain(fields_of(state))
 
     def _update_changed(self, before: Captured, now: Captured) -> tuple[dict[str, bytes | None], list[str]]:
-        """What the update region changed: Python state (and what it was before), and buffers.
+        """Return what the update region changed: Python state (with its values before), and buffers.
 
-        A replacement that has its own GATE slot takes just this from ours.
+        A replacement that has its own GATE slot takes only this from another rank's END slot.
         """
         was = before[1]
         changed = {} if now[1] == was else {name: was.get(name) for name, value in now[1].items() if value != was.get(name)}
@@ -196,15 +196,15 @@ class Ledger:
     # -- between two bodies ------------------------------------------------------------------------------------------
 
     def new_loop(self) -> None:
-        """What is between two loops is run by a replacement too, so anything may change there."""
+        """Allow any change before the next loop: a replacement runs the code between two loops, too."""
         self._at_end = None
 
     def _check_between(self, step: int, now: Captured) -> None:
-        """A replacement does not run what is between two bodies, so nothing that is guarded may change there."""
+        """Refuse changes of guarded state between two bodies: a replacement does not run that code."""
         if self._at_end is None or self._at_end[0] != step:
             return
         (streams, packed), python = self._at_end[1], now[1]
-        if self.variables.as_before is not None:  # what is kept together by now did not change by that
+        if self.variables.as_before is not None:  # keeping values together is no change of them
             python = {name: value for name, value in python.items() if not name.startswith(PREFIX)} | self.variables.as_before
         changed = [name for name, value in python.items() if value != packed.get(name)] if python != packed else []
         self.changed_between = (
@@ -226,7 +226,7 @@ class Ledger:
             )
         if self._drew & BETWEEN:
             return
-        # a loader draws as well when it fetches, and a replacement fetches again: that does not count
+        # a loader's draws in a fetch do not count: a replacement fetches again
         if (now[0] if self.loader is None or self.loader.before is None else self.loader.before) != streams:
             self._draws_before(step)
 
@@ -239,7 +239,7 @@ class Ledger:
         return self._buffers_at_end != self._state.buffers_mark(step)
 
     def loop_ends(self, end: int) -> None:
-        """The last body of a loop is over, and the loader not yet asked for more."""
+        """Detect draws after the last body of a loop, before the loader is asked for more."""
         if self._at_end is not None and self._at_end[0] == end and not self._drew & BETWEEN and self._at_end[1][0] != rng.capture():
             self._draws_before(end)
         self._at_end = None
@@ -247,7 +247,7 @@ class Ledger:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def start_state(self, step: int) -> RankState:
-        """What the START slot of `step` holds, with the gradients that the body before left to accumulate on."""
+        """Read the START slot of `step`, with the gradients that the body before left to accumulate on."""
         saved = self.read(START)
         if saved.grads is None and self.slots.tag(LATE) == step:
             saved.grads = bytes(self.slots.sound(LATE))
@@ -256,7 +256,7 @@ class Ledger:
         return saved
 
     def read(self, slot: int) -> RankState:
-        """What START, GATE or END of this rank holds.
+        """Read the START, GATE or END slot of this rank.
 
         Raises:
             Damaged
@@ -278,7 +278,7 @@ class Ledger:
         self._state.set_grads(saved.alive, None if grads is None else serialization.decode(grads))
         self._carried = grads is not None
         if self.loader is not None and saved.loader is not None:
-            # the batch that is fetched again may depend on them, or change them
+            # before the fetch: the batch may depend on the script's values, or change them
             before = self.slots.tag(END) == self.slots.tag(START)
             self.variables.put_back(self.read(END).python if before else saved.python)
             self.loader.put_back(saved.loader, index)

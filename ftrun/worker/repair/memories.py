@@ -1,4 +1,4 @@
-"""The memory that other ranks left or still write: fetched from the fd store once each, and looked at until somebody decides."""
+"""Fetch other ranks' memory from the fd store, once each, and look at it until a decision is made."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _T = TypeVar("_T")
 
 
 class Superseded(Exception):
-    """Meanwhile every rank is to go back to the host snapshot: start the restore again, in that world."""
+    """A newer world sends every rank back to the host snapshot: start the restore again, in that world."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Another rank's."""
+    """The memory of another rank."""
 
     rank: int
     slots: Slots
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Memories:
-    """Of all ranks but this one."""
+    """The memory of all other ranks."""
 
     def __init__(self, context: Context) -> None:
         assert context.world is not None
@@ -46,15 +46,15 @@ class Memories:
         self._refused: dict[int, str] = {}
 
     def of(self, rank: int) -> Memory:
-        """That of a rank which was said to be kept."""
+        """Return the memory of a rank that was reported as kept."""
         return self._found[rank]
 
     def refuse(self, rank: int, why: object) -> None:
-        """That rank's memory was of no use."""
+        """Note why that rank's memory was of no use."""
         self._refused[rank] = f"rank {rank}: {why}"
 
     def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:
-        """Show those of `ranks` whose memory is sound, the next one first, and the seconds since, until the decision is not None.
+        """Call `decide` with those of `ranks` not known to be corrupt, the next one first, and the seconds so far, until it decides.
 
         Raises:
             Superseded
@@ -62,7 +62,7 @@ class Memories:
         board, begin = self._context.board, time.monotonic()
         while True:
             seen = board.worker_bell()
-            self._world = newest(self._context, self._world)  # more ranks may be dead in it
+            self._world = newest(self._context, self._world)  # in it, more ranks may be dead
             peers = tuple(map(self._peer, (rank for rank in donors(board, self._world, self._context.rank) if rank in ranks)))
             decision = decide(peers, time.monotonic() - begin)
             if decision is not None:
@@ -75,17 +75,17 @@ class Memories:
             if arena is not None and slots is not None:
                 self._found[rank] = Memory(rank, Slots(slots), Arena(arena))
         memory = self._found.get(rank)
-        living = rank not in self._world.replaced  # before its memory is read: what it did last is seen
+        living = rank not in self._world.replaced  # read before its memory, so that its last writes are seen
         return Peer(rank, memory.tags if memory else Tags(), living, memory is not None, self._refused.get(rank, ""))
 
 
 def tags_of(slots: Slots, arena: Arena | None) -> Tags:
-    """What they hold; without an arena no weights."""
+    """Return the tags of slots and arena; without an arena there are no weights."""
     return Tags(NONE if arena is None else arena.seal, slots.tag(START), slots.tag(GATE), slots.tag(END))
 
 
 def newest(context: Context, world: World) -> World:
-    """`world`, or the one that took its place.
+    """Return `world`, or the one that took its place.
 
     Raises:
         Superseded
@@ -99,6 +99,6 @@ def newest(context: Context, world: World) -> World:
 
 
 def donors(board: Board, world: World, rank: int) -> list[int]:
-    """The other ranks, the next one first, without those whose memory is known to be corrupt."""
+    """Return the other ranks, the next one first, without those whose memory is known to be corrupt."""
     corrupt = {r for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
     return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]

@@ -1,6 +1,6 @@
-"""A rank that is nobody's replica died at its gate, and the others went on: its update is made in its place, from sealed gradients.
+"""Make the update of a rank without replica that died at its gate while the others went on, from its sealed gradients.
 
-Weights and optimizer state are those from before the update, in its own arena. See update_region.py for what a rank leaves.
+Its own arena has weights and optimizer state from before the update. update_region.py describes what a rank leaves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftrun.worker.state import serialization
 
 
 def make(kit: Kit, resume: int, done: Sequence[Slots]) -> None:
-    """Make the update before the resume step, as the ranks that have `done` it tell.
+    """Make the update before the resume step, as the slots of ranks that have `done` it tell.
 
     Raises:
         NoSource
@@ -42,7 +42,7 @@ def make(kit: Kit, resume: int, done: Sequence[Slots]) -> None:
 
 
 def apply_to(saved: RankState, kit: Kit, resume: int, done: Sequence[Slots]) -> RankState:
-    """`saved`, the GATE slot of such a rank, as of the end of its update.
+    """Bring `saved`, the GATE slot of such a rank, to the end of its update, and return it.
 
     Raises:
         NoSource
@@ -66,10 +66,10 @@ def apply_to(saved: RankState, kit: Kit, resume: int, done: Sequence[Slots]) -> 
 
 
 def _without_replica(done: Sequence[Slots], resume: int) -> list[RankState]:
-    """Those of ranks without replica.
+    """Return the END slots of ranks without replica.
 
     Raises:
-        NoSource: There is none.
+        NoSource: If there is none.
     """
     ends = [end for slots in done if (end := read_state(slots, END)).alone]
     if not ends:

@@ -1,7 +1,7 @@
-"""Schedules of `torch.distributed.pipelining`: a step that was cut off is forgotten, and a replacement knows its neighbours.
+"""Schedules of `torch.distributed.pipelining` forget an interrupted step, and a replacement's knows its neighbours.
 
-A schedule is kept like any object with a state_dict(): at the start of each step whether its stages have met and what they send
-one another. Putting that back drops what the first try left, and gives each stage fresh receive buffers.
+ftrun keeps a schedule like any object with a state_dict(): whether its stages have met, and what they send one another, at the start
+of each step. Putting that back drops what the first try left, and gives each stage fresh receive buffers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pipeline:
         self._plain: list[Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the stages have met, and what they send one another; `stages` is None where that has no plain words."""
+        """Return whether the stages have met, and what they send one another; `stages` is None if no plain values describe it."""
         metas = [meta for stage in self._stages for meta in private.metas_of(stage)]
         if list(map(id, metas)) != list(map(id, self._metas)):
             plain = [private.plain_metas(stage) for stage in self._stages]
@@ -32,7 +32,7 @@ class Pipeline:
         return {"met": private.have_met(self.schedule), "stages": self._plain}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Be as at the start of a step. Stages that cannot be told meet again, on all ranks."""
+        """Return to the start of a step. Stages that `state` does not describe meet again, on all ranks."""
         met, stages = state["met"], state["stages"]
         private.reset_schedule(self.schedule, met if stages is not None else [False, False])
         for stage, plain in zip(self._stages, stages or (), strict=False):
@@ -40,12 +40,12 @@ class Pipeline:
 
 
 def has_a_part(params: Iterable[Any]) -> bool:
-    """Is what this rank trains a part of the model: shards, or stages of a pipeline? `params`: its parameters."""
+    """Does this rank train a part of the model: shards, or stages of a pipeline? `params`: its parameters."""
     return any(map(is_spread, params)) or bool(found([]))
 
 
 def found(known: Iterable[Any]) -> list[Pipeline]:
-    """Schedules of this process that are not among `known`, in an order that is the same in a replacement."""
+    """Return the schedules of this process that are not in `known`, in an order that is the same in a replacement."""
     if not private.is_loaded():
         return []
     seen = {id(one.schedule) for one in known if isinstance(one, Pipeline)}

@@ -1,27 +1,28 @@
-"""Which memory a replaced rank's state comes from: decided from facts alone. Nothing is read, written or waited for here.
+"""Decide from facts only which memory a replaced rank's state comes from. This file never reads, writes or waits.
 
 Theory of operation
 -------------------
 A rank died, and its world goes on at the gate number `resume`. Its state has two halves, each with a source of its own.
 
 *Weights* (parameters and optimizer state) are the same on all replicas and lie in arenas with a commit mark, the `seal`: the gate number
-as of whose start the memory is whole. *The rank's own* (random streams, Python state, buffers, place in the data) is nobody else's, and
-lies in its three slots: START and END of `resume` are what is wanted; a GATE slot of the step before lacks what the update changed.
+at whose start the memory is whole. *The rank's own state* (random streams, Python state, buffers, place in the data) belongs to no
+other rank. Of its slots, START or END of `resume` is complete; a GATE slot of the step before lacks what the update changed.
 
-The first source that holds is taken:
+The plan takes the first source that holds:
 
 1. ADOPT: the rank's own arena is sealed for `resume`. No byte moves.
-2. MAKE: it has no replica and died at its gate: its gradients lie sealed beside it, and the others tell which update it lacks.
-3. COPY: the arena of a replica that is sealed for it.
-4. SNAPSHOT: everyone goes back to the host snapshot. The launcher decides that, after this rank has refused; here it only says whether the
-   rank can take part.
+2. MAKE: the rank has no replica and died at its gate: its gradients lie sealed beside its arena, and the others' slots tell which
+   update it lacks.
+3. COPY: the arena of a replica is sealed for `resume`.
+4. SNAPSHOT: everyone goes back to the host snapshot. The launcher decides that after this rank has refused; the plan only decides
+   whether the rank can take part.
 
-The others may still be in the update that the dead rank missed. So there are three answers: a plan, a refusal with its reason and with what
-would have helped, and None: look again when somebody has moved. Only the living move: what the dead have left is as it is.
+The others may still be in the update that the dead rank missed. So there are three answers: a plan; a refusal with its reason and
+remedies; and None: look again when a rank has moved. Only living ranks move: the memory of dead ones does not change.
 
-What was tried and rejected: to fill a rank from one whose parameters have the same shapes (a pipeline's stage got its neighbour's weights);
-to take an update for done by the phase on the board (only a commit mark says so); to keep a history of all updates of all ranks, so that
-optimizers which alternate from body to body could be told of as well (51 lines for scripts that nobody had sent).
+Tried and rejected: filling a rank from one with parameters of the same shapes (a pipeline's stage got its neighbour's weights);
+judging by the phase on the board that an update is done (only a commit mark proves it); keeping a history of all updates of all ranks
+for optimizers that alternate from body to body (51 lines for scripts that nobody had sent).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ftrun.worker.repair.rank_state import RankState
 
 NONE = -1  # the tag of a slot that holds nothing, and the seal of memory that is being written
-KEPT = 5.0  # seconds that a new fd store gets to be handed the survivors' memory
+KEPT = 5.0  # seconds that survivors get to hand their memory to a new fd store
 PEER = 60.0  # seconds that survivors get to finish the update they are in
 SNAPSHOTS = "take host snapshots (--snapshot-every)"
 HYBRID = "shard over a mesh that has replicas, too (HSDP)"
@@ -43,15 +44,15 @@ PROVE = "prove by DistributedDataParallel, or say by protect(..., replicas=group
 
 
 class LastWrites(Enum):
-    """What is known of those of the dead incarnation."""
+    """The state of the dead incarnation's last writes, as far as it is known."""
 
     ENDED = auto()  # it runs no more code
-    CORRUPT = auto()  # nor does this one, but what it wrote is not to be trusted
+    CORRUPT = auto()  # it runs no more code, but its writes cannot be trusted
     MISSED = auto()  # it may still write: the fence missed its deadline
 
 
 class Weights(Enum):
-    """Where parameters and optimizer state come from."""
+    """The source of parameters and optimizer state."""
 
     ADOPT = auto()
     MAKE = auto()
@@ -60,20 +61,20 @@ class Weights(Enum):
 
 
 class Own(Enum):
-    """Where the rank's own state comes from."""
+    """The source of the rank's own state."""
 
-    START = auto()  # its slot of the resume step
-    END = auto()  # its slot behind the step before
-    REPLICA_START = auto()  # its slots are lost: a replica's
+    START = auto()  # its START slot of the resume step
+    END = auto()  # its END slot of the step before
+    REPLICA_START = auto()  # its slots are lost: a replica's START slot
     REPLICA_END = auto()
-    GATE_AND_REPLICA = auto()  # its gate before, and what a replica's update changed
-    GATE_AND_UPDATE = auto()  # its gate before, and the update that it has no replica of
+    GATE_AND_REPLICA = auto()  # its GATE slot of the step before, and what a replica's update changed
+    GATE_AND_UPDATE = auto()  # its GATE slot of the step before, and its own update, made again
     SNAPSHOT = auto()
 
 
 @dataclass(frozen=True)
 class Tags:
-    """What one rank's memory holds, as gate numbers; NONE for nothing whole."""
+    """The gate numbers for which a rank's memory is whole; NONE for none."""
 
     seal: int = NONE
     start: int = NONE
@@ -83,7 +84,7 @@ class Tags:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another rank. `living`: it may complete what it is in. `kept`: its memory is at hand. `refused`: why that was of no use."""
+    """Another rank. `living`: it may complete its update. `kept`: its memory is at hand. `refused`: why that was of no use."""
 
     rank: int
     tags: Tags = Tags()
@@ -94,22 +95,22 @@ class Peer:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that the decision rests on.
+    """The facts that decide.
 
     Attributes:
         resume: The gate number at which the world goes on.
-        rollback: Everyone goes back to the host snapshot.
+        rollback: All ranks go back to the host snapshot.
         own: This rank's memory, as its predecessor left it.
-        last_writes: What is known of the predecessor's.
+        last_writes: What is known of the predecessor's last writes.
         has_slots: The fd store has this rank's slots.
         lost: Its arena cannot be mapped, and a new one stands in its place.
         on_gpu: A part of it lies on a GPU, where a kernel may write behind the END slot.
-        in_call: It died in a `job.call`, in which a script may have others in place of its weights (an average).
+        in_call: It died in a `job.call`, in which a script may have put other values (an average) in place of its weights.
         peers: The ranks that hold the same, the next one first.
-        differ: Ranks that should hold the same were seen to differ.
+        differ: A check saw ranks differ that should hold the same.
         sharded: Parameters are spread over ranks.
-        lonely: None: others hold the same. Else a parameter that nobody else is known to hold, "" where no one rank holds all of them.
-        has_a_part: Does the rank hold a part of a model by its script's design (a pipeline's stage)? Dear: only a refusal asks.
+        lonely: None if others hold the same; else a parameter that no other rank is known to hold, or "" if no one rank holds all.
+        has_a_part: Does the rank hold a part of a model by its script's design (a pipeline's stage)? Slow, so only a refusal asks.
         waited: Seconds since the first look.
     """
 
@@ -136,19 +137,19 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Sources:
-    """What to do. `replica`: the rank that is copied, or whose update tells what this rank's lacks."""
+    """The chosen sources. `replica`: the rank whose memory is copied."""
 
     weights: Weights
     own: Own
     replica: int | None = None
-    other: int | None = None  # where the weights' source does not tell of the update: the rank that does
+    other: int | None = None  # the rank whose END slot tells what the update changed
 
 
 @dataclass(frozen=True)
 class Refusal:
     """No source holds.
 
-    `requeue`: the script and the machine are as they should be, only this part of the state is lost: the run may be started again.
+    `requeue`: script and machine are sound, and only this part of the state is lost: the run may start again.
     `remedies`: what would have helped.
     """
 
@@ -158,7 +159,7 @@ class Refusal:
 
 
 def plan(facts: Evidence) -> Sources | Refusal | None:
-    """The sources of a replaced rank's state. None: a living rank may still complete one, so look again when somebody has moved."""
+    """Plan the sources of a replaced rank's state. None: a living rank may still complete one; look again when a rank has moved."""
     if facts.rollback:
         return _from_snapshot(facts)
     weights = _own_weights(facts)
@@ -180,7 +181,7 @@ def _from_snapshot(facts: Evidence) -> Sources | Refusal:
 
 
 def _own_weights(facts: Evidence) -> Weights | None:
-    """How this rank's own memory serves; None: not at all."""
+    """Return how this rank's own memory serves; None if it does not."""
     own, resume = facts.own, facts.resume
     if facts.last_writes is not LastWrites.ENDED or facts.lost or (facts.in_call and not facts.alone):
         return None
@@ -189,14 +190,14 @@ def _own_weights(facts: Evidence) -> Weights | None:
     if not facts.alone:
         return None
     if own.seal == NONE and own.end == resume and not facts.on_gpu:
-        return Weights.ADOPT  # it died between its END slot, which comes behind the last write, and the commit mark
+        return Weights.ADOPT  # it died between its END slot, written after the last write, and the commit mark
     if resume > 0 and own.seal == own.gate == resume - 1:
         return Weights.MAKE
     return None
 
 
 def _own_state(facts: Evidence, weights: Weights, source: Peer | None) -> Sources | Refusal | None:
-    """Complete the plan by the slot that the rank's own state comes from."""
+    """Complete the plan with the source of the rank's own state."""
     own, resume = facts.own, facts.resume
     copied = source.rank if source is not None else None
     if own.start == resume:
@@ -220,7 +221,7 @@ def _own_state(facts: Evidence, weights: Weights, source: Peer | None) -> Source
 
 
 def _first(facts: Evidence, holds: Callable[[Tags], bool]) -> Peer | Refusal | None:
-    """The next rank of those that hold the same whose memory is as wanted."""
+    """Return the next rank that holds the same and whose tags meet `holds`."""
     if facts.alone:
         return _nobody(facts)
     order = [peer for peer in facts.peers if not peer.refused]
@@ -240,7 +241,7 @@ def _first(facts: Evidence, holds: Callable[[Tags], bool]) -> Peer | Refusal | N
 
 
 def _nobody(facts: Evidence) -> Refusal:
-    """No rank is known to hold the same."""
+    """Refuse because no rank is known to hold the same."""
     if facts.differ:
         why = "ranks that should hold the same were seen to differ, so none gives its values to another one"
         return Refusal(why, facts.has_a_part(), (SNAPSHOTS,))
@@ -252,9 +253,9 @@ def _nobody(facts: Evidence) -> Refusal:
 
 
 def completed(peers: Sequence[Peer], resume: int, waited: float) -> tuple[list[int], bool] | None:
-    """The ranks that completed the update before `resume` and can tell of it, and False where a living one did not within PEER seconds.
+    """Return the ranks whose END slots tell of the update before `resume`, and False if a living one is not done in PEER seconds.
 
-    One that is sealed for `resume` without an END slot was copied or made by a replacement of its own, and tells nothing. None: look again.
+    None: look again. A rank sealed for `resume` without an END slot was copied or made by its own replacement, and tells nothing.
     """
     done = [peer.rank for peer in peers if peer.kept and peer.tags.end == resume]
     pending = [peer for peer in peers if peer.living and not (peer.kept and resume in (peer.tags.end, peer.tags.seal))]
@@ -264,12 +265,12 @@ def completed(peers: Sequence[Peer], resume: int, waited: float) -> tuple[list[i
 
 
 def missing_update(gate: RankState, ends: Sequence[RankState], optimizers: int) -> list[int] | Refusal:
-    """Which of its optimizers a rank without replica would have stepped, and in which order.
+    """Return which optimizers a rank without replica would have stepped, in order, or a refusal.
 
-    The others tell, where what they did is all there is to tell, and where this rank never did anything else.
+    The others' updates decide, if their regions had nothing else and this rank has always stepped the same.
 
     Args:
-        gate: The slot of its gate.
+        gate: Its GATE slot.
         ends: END slots of ranks without replica that completed this update.
         optimizers: How many this rank has.
     """
@@ -293,12 +294,12 @@ def missing_update(gate: RankState, ends: Sequence[RankState], optimizers: int) 
 
 
 def with_remedies(refusal: Refusal, snapshot: int, why_no_snapshot: str) -> Refusal:
-    """What a person is told: with what would have helped, but for what the run has; then with why that does not help.
+    """Add to a refusal, for people, the remedies that the run does not have, and why there is no host snapshot.
 
     Args:
-        refusal: Of the upper rungs.
+        refusal: The refusal of the upper rungs.
         snapshot: Gate number of the newest host snapshot that everyone has, NONE for none.
-        why_no_snapshot: Why there is none, although they are taken; "" where they are not.
+        why_no_snapshot: Why there is none, although the run takes them; "" if it does not.
     """
     if snapshot != NONE:
         return refusal

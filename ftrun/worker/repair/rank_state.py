@@ -1,4 +1,4 @@
-"""What a slot holds: everything of a rank that is not in its arena, as of one moment of a step."""
+"""The content of a slot: everything of a rank that is not in its arena, as of one moment of a step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ftrun.worker.state import rng
 from ftrun.worker.state.histories import whole
 from ftrun.worker.state.variables import PREFIX
 
-IN_UPDATE, BETWEEN = 1, 2  # in some update region, and after a body, before the next
+IN_UPDATE, BETWEEN = 1, 2  # in an update region, and between two bodies
 
 
 @dataclass
 class RankState:
-    """All of it are plain values: numbers, strings, bytes, and lists, tuples and dicts of them.
+    """A slot's content in plain values: numbers, strings, bytes, and lists, tuples and dicts of them.
 
     The update region's facts are those of UpdateRegion: `updates`, `began`, `plain`, `alone`, `kept`, `usual`, `gave_up`.
     """
 
     streams: rng.State
     python: dict[str, bytes]  # Python state, packed
-    alive: list[bool]  # which gradients there are
-    grads: bytes | None  # those that the next body adds to, packed
+    alive: list[bool]  # which gradients exist
+    grads: bytes | None  # the gradients that the next body adds to, packed
     loader: Any  # the place of job.batches
     updated: bool  # the last complete body updated
     updates: list[int]
@@ -35,12 +35,12 @@ class RankState:
     kept: bool
     usual: list[int] | None
     gave_up: bool
-    sums: list[int] | None  # of the gradients at the gate, where replicas rest on the script's word
-    drew: int  # where random numbers were drawn so far that a replacement would not draw: IN_UPDATE, BETWEEN
-    ever: list[str]  # what some update region changed so far: Python state and buffers
-    stands: dict[str, int]  # of the buffers among `ever`, what stands for their values; in an END slot as of the gate before
-    # of an END slot: what its update region changed
-    changed: dict[str, bytes | None] = field(default_factory=dict)  # of the Python state, and what it was at the gate
+    sums: list[int] | None  # of the gradients at the gate, where replicas rest on the script's declaration
+    drew: int  # where the rank has drawn random numbers that a replacement would not draw: IN_UPDATE, BETWEEN
+    ever: list[str]  # Python state and buffers that any update region has changed so far
+    stands: dict[str, int]  # checksums of the buffers among `ever`; in an END slot as of the gate before
+    # in an END slot: the changes of its update region
+    changed: dict[str, bytes | None] = field(default_factory=dict)  # changed Python state, with its value at the gate
     buffers: list[str] = field(default_factory=list)
 
 
@@ -49,7 +49,7 @@ fields_of = attrgetter(*(one.name for one in dataclasses.fields(RankState)))
 
 
 def read_state(slots: Slots, slot: int) -> RankState:
-    """What a rank's START, GATE or END slot holds.
+    """Read a rank's START, GATE or END slot.
 
     Raises:
         Damaged

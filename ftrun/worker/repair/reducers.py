@@ -1,9 +1,9 @@
 """DDP's reducer: its bucket layout decides the order of summation, so it must be a function of the resume step.
 
-DDP lays its buckets out anew after the first synchronized backward, by the order in which rank 0's gradients became ready. That
-order is recorded. After a recovery beyond that step every rank resets its reducer and *primes* it: one backward of zeros per
+DDP lays its buckets out anew after the first synchronized backward, by the order in which rank 0's gradients became ready. ftrun
+records that order. After a recovery beyond that step every rank resets its reducer and *primes* it: one backward of zeros per
 parameter in the recorded order, with collectives switched to local, then the reducer lays its buckets out as an uninterrupted
-run did. After a recovery before it every rank only resets, and torch lays the buckets out later as it would have.
+run did. After a recovery before that step every rank only resets, and torch lays the buckets out later as it would have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reducers:
     def __init__(self, modules: list[torch.nn.Module], registry: Registry) -> None:
         self._registry = registry
         self._each: list[_One] = []
-        self.recording = True  # an order is not complete yet
+        self.recording = True  # some order is not complete yet
         of_group: Counter[str] = Counter()
         for module in modules:
             if isinstance(module, DistributedDataParallel):
@@ -42,16 +42,16 @@ class Reducers:
                 of_group[key] += 1
 
     def record(self) -> None:
-        """Note the order of gradients from now on, until one backward is complete."""
+        """Record the order of gradients from now on, until one backward is complete."""
         for one in self._each:
             one.record()
 
     def facts(self) -> list[Any]:
-        """For the manifest: per DDP module the order and the gate step in which it was complete, or None."""
+        """Return, for the manifest, each DDP module's order and the gate step that completed it, or None."""
         return [one.fact for one in self._each]
 
     def load(self, facts: list[Any] | None) -> None:
-        """Take what a manifest says; None: it was written before any order was complete."""
+        """Take the facts of a manifest; None: no order was complete when it was written."""
         for one, fact in zip(self._each, facts or [None] * len(self._each), strict=True):
             one.fact = fact
             if fact is None:
@@ -60,21 +60,21 @@ class Reducers:
         self.recording = True  # until `commit` knows better
 
     def commit(self, step: int) -> bool:
-        """A step is over for good: keep an order that became complete in it. True when there is something new."""
+        """Keep the orders that became complete in a step that is over for good. Return True if there are any."""
         fresh = any([one.commit(step) for one in self._each])
         self.recording = any(one.fact is None and one.rebuilds for one in self._each)
         return fresh
 
     def forget(self) -> None:
-        """The step in flight is done again: drop what it recorded."""
+        """Drop what the step in flight recorded: it is done again."""
         for one in self._each:
             one.order.clear()
 
     def agree(self, resume: int) -> bool:
-        """Take rank 0's order, as an uninterrupted run does when it rebuilds. Raises Interrupt when stopped.
+        """Take rank 0's order, as an uninterrupted run does when it rebuilds. Raises Interrupt if the world is stopped.
 
-        Only in the step in which it rebuilds: later on the order can be read where rank 0 has published it.
-        True: this rank had primed with another one and must reset again.
+        The ranks ask only in the step in which DDP rebuilds: later they read the order that rank 0 has published.
+        Return True if this rank had primed with another order and must reset again.
         """
         self._registry.calling += 1
         try:
@@ -83,14 +83,14 @@ class Reducers:
             self._registry.calling -= 1
 
     def reset(self, resume: int) -> bool:
-        """Bring every reducer to the layout an uninterrupted run has at gate step `resume`. False: cannot promise it."""
+        """Bring every reducer to the layout of an uninterrupted run at gate step `resume`. Return False if that is not certain."""
         exact = True
         for one in self._each:
             exact = one.reset(resume) and exact
         return exact
 
     def refuse_hooks(self) -> None:
-        """A script may register a communication hook after protect().
+        """Refuse what cannot be recovered, such as a communication hook registered after protect().
 
         Raises:
             UsageError
@@ -100,7 +100,7 @@ class Reducers:
 
 
 class _One:
-    """One DDP module. `fact` is [order, gate step in which it was complete]."""
+    """One DDP module. `fact` is [order, gate step that completed it]."""
 
     def __init__(self, ddp: Any, name: str, registry: Registry) -> None:
         self.ddp = ddp
@@ -110,7 +110,7 @@ class _One:
         self.params, self._sparse = torch_private.params_of_reducer(ddp)
         self.order: list[int] = []
         self.fact: list[Any] | None = None
-        self._laid_out = False  # the buckets do not lie any more as DDP's constructor made them
+        self._laid_out = False  # the buckets have left the layout of DDP's constructor
         self._handles: list[Any] = []
         self.rebuilds = not ddp.find_unused_parameters
 
@@ -146,7 +146,7 @@ class _One:
     def agree(self, resume: int) -> bool:
         if not self.rebuilds or self.fact is None or resume != self.fact[1] + 1:
             return False
-        # a sum with nothing from the others: unlike a broadcast it lets nobody go on before everyone is here
+        # the others add zeros: unlike a broadcast, a sum lets no rank go on before all are here
         mine = self.fact[0]
         order = torch.tensor(mine, dtype=torch.int64)
         if self.ddp.process_group.rank() != 0:
@@ -162,12 +162,12 @@ class _One:
         return context.run_dir / f"order-{attempt}-{self._name}.json"
 
     def _publish(self) -> None:
-        """Rank 0 of this module's group leaves its order in the run directory, whole, before it enters another step."""
+        """Publish the order of rank 0 of this module's group in the run directory, before that rank enters another step."""
         if self.fact is not None and self.ddp.process_group.rank() == 0:
             files.replace(self._path(), json.dumps(self.fact[0]), private=True)
 
     def _read(self) -> bool:
-        """Take the published order; False when there is none."""
+        """Take the published order; return False if there is none."""
         assert self.fact is not None
         try:
             self.fact[0] = json.loads(self._path().read_text())
@@ -204,7 +204,7 @@ class _One:
 
 
 def _backward_of_zeros(param: torch.nn.Parameter, sparse: bool) -> None:
-    """Have the parameter's gradient become ready; `sparse` as the reducer expects it, which is so for embeddings only."""
+    """Make the parameter's gradient ready; `sparse`: the reducer expects a sparse one, as of some embeddings."""
     if sparse:
         nothing = torch.empty(0, dtype=torch.int64, device=param.device)
         torch.nn.functional.embedding(nothing, param, sparse=True).sum().backward()
@@ -240,7 +240,7 @@ def _local(registry: Registry) -> Iterator[None]:
 
 @contextmanager
 def _silent(params: list[torch.nn.Parameter]) -> Iterator[None]:
-    """Take the user's tensor hooks away for a while."""
+    """Remove the user's tensor hooks while the body runs."""
     saved = []
     for param in params:
         for hooks in torch_private.hooks_of(param):

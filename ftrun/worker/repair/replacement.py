@@ -1,7 +1,8 @@
 """A replacement takes over a rank: it carries out the plan for the state that survived (see plan.py), and knows where to go on.
 
-Weights are mapped as they are, copied from a replica, made by the rank's own update (own_update.py) or reloaded from the host snapshot
-with everybody else (rollback.py). What is the rank's own comes from its slots. A replica whose copy fails is passed over for the next.
+It maps the weights as they are, copies them from a replica, makes them by the rank's own update (own_update.py) or reloads them from the
+host snapshot with all other ranks (rollback.py). The rank's own state comes from its slots. If the copy of one replica fails, it tries
+the next.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from ftrun.worker.repair.snapshot_store import BadSnapshot
 from ftrun.worker.repair.sources import NoSource, note_draws, parted, resume_of, take_changed
 
 _FENCE = 10.0  # seconds
-_LOWER_RUNG = 60.0  # seconds that the launcher gets to answer a rank that found no source
+_LOWER_RUNG = 60.0  # seconds that the launcher gets to answer a rank without a source
 _SHOWN = {Weights.ADOPT: Source.ADOPT, Weights.MAKE: Source.SEALED, Weights.COPY: Source.PEER}
 
 
@@ -62,9 +63,9 @@ class Restorer:
         self.state = kit.state
         self.resume = resume_of(self.context)
         self._memories = Memories(kit.context)
-        self._mapped: list[Arena] = []  # memory on a GPU, of replicas and for this rank, that is not the state's (yet)
+        self._mapped: list[Arena] = []  # arenas whose memory on a GPU is not (yet) the state's
         self._last_writes = LastWrites.ENDED
-        self._lost = False  # the memory on the GPU could not be mapped: a new one is filled from a replica
+        self._lost = False  # its own arena is unusable: a new one is filled from a replica
 
     def run(self) -> None:
         """Put the rank's state in place.
@@ -86,12 +87,12 @@ class Restorer:
             self._unmap()
 
     def _unmap(self) -> None:
-        """Give up what was mapped on a GPU and did not become the state's."""
+        """Unmap GPU memory that did not become the state's."""
         kept = self.state.arena if self.state.laid_out else None
         for arena in self._mapped:
             memory, arena.memory = (arena.memory, None) if arena is not kept else (None, arena.memory)
             if memory is not None:
-                with contextlib.suppress(cuda.CudaError, DeviceError):  # a device that fails gives nothing back
+                with contextlib.suppress(cuda.CudaError, DeviceError):  # a failing device gives nothing back
                     memory.settle()  # copies from there are done
                     memory.close()
 
@@ -131,19 +132,19 @@ class Restorer:
         self.state.python.apply(restart.python)
         self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
-            kit.hand_over()  # the fd store that gave us these segments is gone
+            kit.hand_over()  # the fd store that these segments came from is gone
         context.cell[F.SOURCE] = _SHOWN[decided.weights]
         context.cell[F.SOURCE_BYTES] = moved
 
     def _weights(self, own: Arena) -> tuple[Sources, Manifest, int]:
-        """Decide, and have in `own` what is to be adopted or copied. Gives the manifest and the bytes moved.
+        """Decide, and bring adopted or copied weights into `own`. Return the decision, the manifest and the bytes moved.
 
         Raises:
             NoSource
             Superseded
         """
         same = self.state.holders.of_everything() - {self.context.rank}
-        decided = plan(self._facts(own, (), 0.0))  # where the rank's own memory is enough, nobody else's is fetched
+        decided = plan(self._facts(own, (), 0.0))  # if the rank's own memory is enough, nothing else is fetched
         while True:
             if not isinstance(decided, Sources) or decided.other is not None:
                 decided = self._memories.until(same, lambda peers, waited: plan(self._facts(own, peers, waited)))
@@ -185,7 +186,7 @@ class Restorer:
         )
 
     def _show_place(self) -> None:
-        """On the board the rank is where its predecessor was, until its own script gets there."""
+        """Show the rank on the board where its predecessor was, until its own script gets there."""
         cell = self.context.cell
         before = self.context.predecessor() or cell
         index, end = self.resume + before.shift, before[F.LOOP_END]
@@ -197,7 +198,7 @@ class Restorer:
         cell[F.STEP] = 1 + (min(index, end) if end else index)  # the end of a loop is no step of it
 
     def _take_over(self, restart: RankState) -> None:
-        """The rank is this worker's from here on: `restart` is put back when its first step is handed out."""
+        """Take over the rank; the hand-out of its first step puts `restart` back."""
         kit = self.kit
         kit.pending.resume = self.resume
         kit.pending.restart = restart
@@ -209,7 +210,7 @@ class Restorer:
         kit.observers.replaced()
 
     def _usable(self, own: Arena, gpu: int | None, instead: str) -> Arena:
-        """The rank's own arena with its part on the GPU mapped, or a new one when that cannot be had."""
+        """Return the rank's own arena with its part on the GPU mapped, or a new one if that part cannot be mapped."""
         self._mapped.append(own)
         if gpu is None and not own.has_gpu:
             return own
@@ -231,7 +232,7 @@ class Restorer:
         return self._new_arena(gpu)
 
     def _without_own(self, gpu: int | None) -> Arena:
-        """The fd store died with this rank: weights come from a replica, and what was the rank's own is lost."""
+        """Make a new arena: the fd store died with this rank, and with it the rank's own state."""
         print(
             f"ftrun: rank {self.context.rank}: the fd store died with this rank's worker, and with it the rank's random streams, "
             "buffers and place in the data; they are taken from a replica",
@@ -255,7 +256,7 @@ class Restorer:
         transfer.peer_copy(self.context, to, source, gpu)
 
     def _take_buffers(self, replica: Memory) -> None:
-        """This rank's own buffers are lost: start from the replica's as of the start of the step."""
+        """Take the replica's buffers, as of the start of the step, where this rank's own are lost."""
         mine, theirs = self.state.arena, replica.arena
         offset, size = theirs.volatile
         mine.reserve("volatile", max(0, size - mine.volatile[1]))
@@ -267,7 +268,7 @@ class Restorer:
             self.context.note_inexact(Inexact.BUFFERS_FROM_PEER, [name for name, _, _ in self.state.buffers])
 
     def _from_snapshot(self, segment: Segment | None, gpu: int | None) -> None:
-        """As every other rank of this world: the survivors do the same.
+        """Reload the host snapshot, as every other rank of this world does.
 
         Raises:
             NoSource
@@ -293,7 +294,7 @@ class Restorer:
         self._take_over(restart)
 
     def _await_fence(self) -> LastWrites:
-        """Wait until the dead incarnation runs no more code."""
+        """Wait until the dead incarnation runs no more code; return what is known of its last writes."""
         cell, board = self.context.predecessor(), self.context.board
         if cell is None:
             return LastWrites.ENDED
@@ -318,7 +319,7 @@ class Restorer:
             raise NoSource(f"this script built another model than the one that died: {', '.join(different[:3])} differ")
 
     def _map_gpu(self, rank: int | None) -> None:
-        """Map a replica's part on a GPU, now that it is complete.
+        """Map a replica's part on a GPU, which is complete by now.
 
         Raises:
             DeviceError
@@ -329,7 +330,7 @@ class Restorer:
             self._mapped.append(arena)
 
     def _copy(self, own: Arena, replica: Memory) -> tuple[Manifest, int]:
-        """Copy the replica's committed zone over `own`. Gives its manifest and the bytes moved.
+        """Copy the replica's committed zone over `own`. Return its manifest and the bytes moved.
 
         Raises:
             NoSource
@@ -357,7 +358,7 @@ class Restorer:
         return manifest, moved.bytes + gpu_bytes
 
     def _own_state(self, decided: Sources) -> RankState:
-        """The rank's own state as of the start of the resume step.
+        """Return the rank's own state as of the start of the resume step.
 
         Raises:
             NoSource
@@ -394,14 +395,14 @@ class Restorer:
         return saved
 
     def _others(self, replica: Memory) -> Iterator[Slots]:
-        """Those of replicas beside `replica` that complete the update before the resume step. Waits for them when it begins."""
+        """Wait for, and yield, the slots of other replicas that complete the update before the resume step."""
         yield from self._ends(self.state.holders.of_everything() - {self.context.rank, replica.rank})[0]
 
     def _everyones(self) -> list[Slots]:
-        """Those of all ranks that completed the update before the resume step.
+        """Return the slots of all ranks that completed the update before the resume step.
 
         Raises:
-            NoSource: A living one did not.
+            NoSource: If a living one did not.
             Superseded
         """
         assert self.context.world is not None
@@ -418,9 +419,9 @@ class Restorer:
         return [self._memories.of(rank).slots for rank in done], in_time
 
     def _take_updated_buffers(self, replica: Memory, saved: RankState | None = None) -> None:
-        """Take what the update before the resume step wrote of the buffers; whether others have the same is looked at.
+        """Take the buffers that the update before the resume step wrote; note as inexact those that may differ between ranks.
 
-        `saved`: this rank's GATE slot, when it died in that update.
+        `saved`: this rank's GATE slot, if it died in that update.
         """
         after = read_state(replica.slots, END)
         written, ever = after.buffers, saved.ever if saved is not None else []
@@ -437,14 +438,14 @@ class Restorer:
         self.state.copy_buffers(written, replica.arena)
 
     def _are_written_alike(self, names: Sequence[str], saved: RankState, after: RankState) -> bool:
-        """Were they the same on both ranks at the gate, after updates that wrote them, and do only updates write them?"""
+        """Were these buffers the same on both ranks at the gate, after updates that wrote them, and do only updates write them?"""
         slots = self.kit.ledger.slots
         at_start = read_state(slots, START).stands if slots.tag(START) == self.resume - 1 else {}
         return all(at_start.get(n, n) == saved.stands.get(n) == after.stands.get(n) for n in names)
 
 
 def restore(kit: Kit) -> None:
-    """Restore this rank, on whatever rung holds; the launcher is asked for the lower ones.
+    """Restore this rank on the first rung that holds; ask the launcher for the lower ones.
 
     Raises:
         UsageError
@@ -464,7 +465,7 @@ def restore(kit: Kit) -> None:
 
 
 def _snapshot_for(context: Context) -> tuple[int, str]:
-    """The host snapshot that everyone can go back to; NONE and why, when there is none, or no snapshots are taken."""
+    """Return the newest host snapshot that everyone can go back to, or NONE and why ("" if it takes none, or goes back already)."""
     going_back = context.world is not None and context.world.rollback
     return (NONE, "") if going_back or context.snapshot_every <= 0 else newest_common(context)
 
@@ -473,7 +474,7 @@ def _join_rollback(context: Context) -> None:
     """Wait for the world in which everyone goes back.
 
     Raises:
-        WorkerError: When it does not come, or the run ends.
+        WorkerError: If it does not come, or the run ends.
     """
     mine = context.cell.index
     world = context.await_world(lambda w: w.rollback and w.rank_of(mine) is not None, context.generation, _LOWER_RUNG)
@@ -482,7 +483,7 @@ def _join_rollback(context: Context) -> None:
 
 
 def report_no_source(context: Context, error: Exception) -> None:
-    """Nothing of this rank is left, not even for the host snapshot: the launcher ends this process.
+    """Report that nothing of this rank is left, even for the host snapshot; the launcher then ends this process.
 
     Raises:
         WorkerError
@@ -492,7 +493,7 @@ def report_no_source(context: Context, error: Exception) -> None:
 
 
 def _tell_no_source(context: Context, refusal: Refusal, step: int) -> None:
-    """`step`: gate number of the newest host snapshot that everyone has, NONE for none."""
+    """Tell the launcher why no source holds. `step`: gate number of the newest common host snapshot, or NONE."""
     note = UnrestorableNote(context.cell.index, context.generation, refusal.why, step, refusal.requeue)
     context.note(note, needed=True)
     context.cell[F.NO_SOURCE] = context.generation

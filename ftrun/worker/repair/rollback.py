@@ -1,4 +1,4 @@
-"""Everyone goes back to the host snapshot: the reload of a rank's memory, and a survivor's way back over its used state."""
+"""Go back to the host snapshot with all ranks: reload a rank's memory, and put it under a survivor's used state."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _STOP = 60.0  # seconds in which the launcher stops a world whose reload failed
 def survivor_goes_back(kit: Kit) -> None:
     """Bring this rank back to the step at which its world resumes.
 
-    Raises Interrupt when the world is stopped meanwhile. Ends this process where its script cannot go back so far: a
-    replacement's can.
+    If the script cannot go back so far, this ends the process: a replacement's script can.
 
     Raises:
-        WorkerError: When it cannot be done here, which ends this process as well.
+        Interrupt: If the world is stopped meanwhile.
+        WorkerError: If this rank cannot go back, which ends the process as well.
     """
     context = kit.context
     world = context.world
@@ -40,7 +40,7 @@ def survivor_goes_back(kit: Kit) -> None:
         manifest, restart, moved = reload(kit, kit.state.arena)
     except TransferError as error:
         if error.errno != errno.EBADMSG and (error.failed >= 0 or error.errno in (errno.ECANCELED, errno.ETIMEDOUT)):
-            # whose fault it was ends or reports it, and the world is stopped for that; of damaged bytes their source knows nothing
+            # the rank at fault ends or reports it, so the launcher stops the world; a source does not notice damaged bytes
             context.wait_until(lambda: False, _STOP)
         raise WorkerError(f"the reload from the host snapshot failed: {error}") from error
     except (BadSnapshot, DeviceError, CudaError) as error:
@@ -51,7 +51,7 @@ def survivor_goes_back(kit: Kit) -> None:
 
 
 def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: RankState, moved: int) -> None:
-    """Arena and slots hold the host snapshot: put the state over them, and what else must go back with it."""
+    """Put the state over arena and slots that hold the host snapshot, and reset what must go back with it."""
     context = kit.context
     kit.state.reattach(arena, manifest)
     kit.reducers.load(manifest.facts.get("reducers"))
@@ -67,7 +67,7 @@ def lay_over(kit: Kit, arena: Arena, manifest: Manifest, restart: RankState, mov
 def reload(kit: Kit, arena: Arena) -> tuple[Manifest, RankState, int]:
     """Bring this rank's arena and slots back to the snapshot of the world's resume step, together with all ranks.
 
-    Gives the manifest, the END slot's content, and the bytes moved.
+    Return the manifest, the END slot's content, and the bytes moved.
 
     Raises:
         BadSnapshot
@@ -102,7 +102,7 @@ def reload(kit: Kit, arena: Arena) -> tuple[Manifest, RankState, int]:
 
 
 def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list[transfer.Part]:
-    """What all ranks have the same: that in host memory, and that on a GPU.
+    """Return the parts of the state that all ranks share, in host memory and on a GPU.
 
     Raises:
         Interrupt
@@ -123,7 +123,7 @@ def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list
     if record.zone_gpu:
         memory, size = arena.gpu_part, record.committed_gpu
         begin = memory.shape("committed", record.zone_gpu)
-        # what an aborted step queued must not write over what comes
+        # work that an aborted step queued must not overwrite the reload
         if not memory.finished(context.stop_pending, WAIT):
             raise Interrupt
         share = store.extent(record.pieces["share_gpu"])
@@ -133,7 +133,7 @@ def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list
 
 
 def _own_back(kit: Kit, store: Store, record: Record, manifest: Manifest, arena: Arena) -> None:
-    """What is this rank's own: parameters that are not replicated, and buffers."""
+    """Put back this rank's own parts: parameters that are not replicated, and buffers."""
 
     def put_back(name: str, rows: list[tuple[int, int]], on_gpu: bool = False) -> None:
         address, _ = store.extent(record.pieces[name])
@@ -142,7 +142,7 @@ def _own_back(kit: Kit, store: Store, record: Record, manifest: Manifest, arena:
     put_back("private", own_places(kit.state, manifest, record.world_size, False))
     live = record.pieces["buffers"].size
     if arena.volatile[1] < 2 * live:
-        arena.reserve("volatile", 2 * live)  # an arena made for this restore
+        arena.reserve("volatile", 2 * live)  # a new arena, made for this restore
     put_back("buffers", [(arena.volatile[0], live)])
     if "buffers_gpu" not in record.pieces:
         return

@@ -1,4 +1,4 @@
-"""The gradients of a rank without replica, sealed on its arrival at the gate: copied by one call for all of them."""
+"""Seal the gradients of a rank without replica on its arrival at the gate: one call copies all of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Grads = list["torch.Tensor | None"]
 
 
 class SealedGradients:
-    """Of one rank, in the slot SEALED.
+    """One rank's gradients in the slot SEALED.
 
-    The first time, and when there are others, they are encoded; then the places of their bytes in the slot are known.
+    The first write, and each one with other gradients, encodes them; later writes know the places of their bytes in the slot.
     """
 
     def __init__(self) -> None:
         self._slots: Slots | None = None
         self._form: list[Any] = []  # dtype, shape and kind of each
-        self._places: list[torch.Tensor] = []  # over the slot, of those there are
+        self._places: list[torch.Tensor] = []  # views of the slot, for the gradients that exist
 
     def write(self, slots: Slots, step: int, grads: Grads) -> None:
         """Seal them for the gate of `step`."""
@@ -37,7 +37,7 @@ class SealedGradients:
         there = [grad for grad in grads if grad is not None]
         self._slots = None
         if any(grad.layout is not torch.strided or not grad.numel() for grad in there):
-            return  # each of another size next time
+            return  # their encoded sizes may change
         self._slots, self._form, self._places = slots, form, []
         at = sum(len(piece) for piece in pieces[: len(pieces) - len(there)])
         for grad in there:

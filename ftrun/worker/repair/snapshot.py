@@ -1,9 +1,9 @@
-"""The host snapshot: what a rank needs to go back to an earlier step, in memory that the fd store holds.
+"""The host snapshot keeps what a rank needs to go back to an earlier step, in memory that the fd store holds.
 
-Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and what is
-its own: buffers, parameters that are not replicated, manifest, and its END slot. Of a sharded model everything is its own.
-Two halves, each sealed with its step, which the board shows: a rank overwrites the one that is not the newest that all ranks have, so
-that they always have one in common, whoever dies where, and whoever has no room for more. A replacement goes on in its predecessor's.
+Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and its own parts:
+buffers, parameters that are not replicated, manifest, and END slot. Of a sharded model, all parts are a rank's own.
+The segment has two halves; each is sealed with its step, which the board shows. A rank never overwrites the newest step that all ranks
+have, so they always have one in common, even if a rank dies or runs out of room. A replacement goes on in its predecessor's segment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_STEP = -1
 
 
 class Snapshots:
-    """Takes this rank's snapshots, every `every` steps; 0 = never."""
+    """Takes a snapshot of this rank every `every` steps; 0 = never."""
 
     def __init__(self, context: Context, state: ProtectedState, ledger: Ledger) -> None:
         self._context = context
@@ -46,9 +46,9 @@ class Snapshots:
         return self._store
 
     def take_if_due(self, step: int) -> None:
-        """Keep the state as of the start of gate step `step`, whose END slot is sealed, every so many steps.
+        """Every `every` steps, keep the state as of the start of gate step `step`, whose END slot is sealed.
 
-        Without room that is said, once, and never tried again.
+        If a snapshot fails, for lack of room say, this prints why and takes no more.
         """
         if self.every <= 0 or (step - self._context.position.base) % self.every:
             return
@@ -73,13 +73,13 @@ class Snapshots:
             "private": Places(arena, own_places(state, manifest, world.size, False)),
         }
         if arena.memory is not None:
-            # copied behind the update that the device may still be in
+            # the copies wait for an update that the device may still be in
             begin, facts["zone_gpu"] = arena.memory.extent("committed")
             pieces["share_gpu"] = Places(arena, [_share(context, begin, facts["zone_gpu"])] if shared else [], True)
             pieces["buffers_gpu"] = Places(arena, [state.live_buffers_on_gpu()], True)
             pieces["private_gpu"] = Places(arena, own_places(state, manifest, world.size, True), True)
         pieces["manifest"] = manifest.to_bytes()
-        pieces["slot"] = serialization.plain(fields_of(self._ledger.read(END)))  # it outlives what its histories lie in
+        pieces["slot"] = serialization.plain(fields_of(self._ledger.read(END)))  # it outlives the histories' logs
         needed = sum(len(p) if isinstance(p, bytes) else p.size for p in pieces.values())
         more = max(0, needed - self._room)
         with room_for(2 * more, "a host snapshot"):
@@ -97,19 +97,19 @@ class Snapshots:
                 self.send()
 
     def _common(self) -> int:
-        """Newest step that every rank shows a snapshot of, -1 = none."""
+        """Return the newest step of which every rank shows a snapshot; -1 = none."""
         steps = [{cell[F.FIRST_HALF + half] - 1 for half in HALVES} - {_NO_STEP} for cell in self._context.cells()]
         return max(set.intersection(*steps), default=_NO_STEP)
 
     def adopt(self) -> None:
-        """Go on in the predecessor's segment, if snapshots are taken and it left one."""
+        """Go on in the predecessor's segment, if the run takes snapshots and there is one."""
         store = attach(self._context, self._context.rank) if self.every > 0 and self._store is None else None
         if store is not None:
             self._store, self._room = store, store.used()
             self._show()
 
     def went_back(self, step: int) -> None:
-        """All ranks are at `step` again: what they kept since is of steps that are still to come."""
+        """Discard the snapshots of steps after `step`, to which all ranks went back."""
         if self._store is not None:
             for kept, half in self._store.steps().items():
                 if kept > step:
@@ -123,7 +123,7 @@ class Snapshots:
             self._context.cell[F.FIRST_HALF + half] = sealed.get(half, _NO_STEP) + 1
 
     def handed_over(self) -> bool:
-        """As `send`; False when there is no fd store now."""
+        """Send the segment as `send` does; return False if there is no fd store now."""
         try:
             self.send()
         except OSError:
@@ -134,7 +134,7 @@ class Snapshots:
         """Hand the segment to the fd store.
 
         Raises:
-            OSError: When there is none.
+            OSError: If there is none.
         """
         if self._store is not None:
             context = self._context
@@ -142,18 +142,18 @@ class Snapshots:
 
 
 def layout_of(manifest: Manifest) -> int:
-    """Hash of names, types, shapes and places in the committed zone: equal where one copy fits the other."""
+    """Hash names, types, shapes and places in the committed zone: equal if one copy fits the other."""
     rows = [(e.name, e.dtype, e.shape, e.offset, e.block, e.on_gpu) for e in manifest.entries if e.zone == "committed"]
     return int.from_bytes(hashlib.sha256(repr(rows).encode()).digest()[:8], "little")
 
 
 def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gpu: bool) -> list[tuple[int, int]]:
-    """(offset, size) of what no other rank is proved to have the same: private parameters, and all of a sharded model or one without DDP.
+    """Return (offset, size) of the blocks that not all ranks are proved to share, in the arena's host or GPU part.
 
-    In the host's part of the arena, or in that on a GPU.
+    These are private parameters, and all parameters of a model that is sharded or without DDP.
     """
     everyone = frozenset(range(world_size)) if not state.is_sharded else None
-    # one of no bytes lies where the next one does
+    # an empty block lies where the next one does
     equal = state.holders.entries(manifest, everyone, proved=True) if everyone is not None else iter(())
     replicated = {e.offset for e in equal if e.on_gpu == on_gpu and e.block}
     committed = [e for e in manifest.entries if e.zone == "committed" and e.on_gpu == on_gpu and e.block]
@@ -161,14 +161,14 @@ def own_places(state: ProtectedState, manifest: Manifest, world_size: int, on_gp
 
 
 def _is_shared(state: ProtectedState, world_size: int) -> bool:
-    """Do all ranks hold something alike, so that each keeps a share of it?"""
+    """Do all ranks hold some entries alike, so that each keeps a share of the zone?"""
     return not state.is_sharded and any(
         state.holders.entries(state.manifest, frozenset(range(world_size)), proved=True)
     )
 
 
 def newest_common(context: Context) -> tuple[int, str]:
-    """Newest step of which every rank's snapshot is there and fits the others'; -1 and why, when there is none. Checks no contents."""
+    """Return the newest step of which all ranks have snapshots that fit each other, or -1 and why; does not check their contents."""
     world = context.world
     assert world is not None
     stores = {place.rank: attach(context, place.rank) for place in world.places}
@@ -191,7 +191,7 @@ def newest_common(context: Context) -> tuple[int, str]:
 
 
 def attach(context: Context, rank: int) -> Store | None:
-    """The kept snapshot of a rank, mapped; None when there is none, or no fd store."""
+    """Map the kept snapshot of a rank; return None if there is none, or no fd store."""
     try:
         fd = context.fd_store.get(rank, NAME)
     except OSError:
@@ -200,7 +200,7 @@ def attach(context: Context, rank: int) -> Store | None:
 
 
 def _share(context: Context, begin: int, size: int) -> tuple[int, int]:
-    """(offset, size) of this rank's part of [begin, begin + size)."""
+    """Return (offset, size) of this rank's share of [begin, begin + size)."""
     world = context.world
     assert world is not None
     me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)

@@ -1,4 +1,4 @@
-"""The memory of one rank's host snapshot: two halves, each sealed with its step and checked when it is read."""
+"""The memory of one rank's host snapshot has two halves, each sealed with its step and checked when read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BadSnapshot(Exception):
 
 @dataclass(frozen=True)
 class Places:
-    """Where the bytes of a piece belong: (offset, size) after (offset, size) in an arena's host or GPU part."""
+    """The places of a piece's bytes: (offset, size) after (offset, size) in an arena's host or GPU part."""
 
     arena: Arena
     rows: list[tuple[int, int]]
@@ -36,7 +36,7 @@ class Places:
         return sum(size for _, size in self.rows)
 
     def copy_out(self, to: int) -> None:
-        """To host memory at `to`.
+        """Copy the bytes to host memory at `to`.
 
         Raises:
             DeviceError
@@ -50,7 +50,7 @@ class Places:
             to += size
 
     def copy_in(self, source: int) -> None:
-        """The way back.
+        """Copy the bytes from host memory at `source`.
 
         Raises:
             DeviceError
@@ -75,8 +75,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Record:
-    """One sealed half. `zone`, `zone_gpu`: sizes of the committed zone's two parts; `committed`, `committed_gpu`: the same where all ranks
-    have it alike, else 0; `layout`: hash of what lies where there, 0 where it is a rank's own."""
+    """One sealed half. `zone`, `zone_gpu`: sizes of the committed zone's two parts; `committed`, `committed_gpu`: the same if all
+    ranks share the zone, else 0; `layout`: hash of its layout if they do, else 0."""
 
     step: int
     world_size: int
@@ -89,7 +89,7 @@ class Record:
 
     @property
     def agrees(self) -> tuple[int, ...]:
-        """What must be equal in the snapshots of one step."""
+        """The values that must be equal in all ranks' snapshots of a step."""
         return self.world_size, self.committed, self.committed_gpu, self.layout
 
 
@@ -105,22 +105,22 @@ class Store:
         return cls(Segment.create(f"snapshot-{rank}", 2 * (arena.segment.length + _PIECES_AT)))
 
     def steps(self) -> dict[int, int]:
-        """Sealed steps (gate numbers) -> half."""
+        """Map sealed steps (gate numbers) to their halves."""
         seals = {half: self.segment.load(half * self._half + _SEAL) - 1 for half in HALVES}
         return {step: half for half, step in seals.items() if step >= 0}
 
     def half_for(self, common: int) -> int:
-        """The half to write next: an empty one, else the older one, never that of step `common`."""
+        """Choose the half to write next: an empty one, else the older one, never that of step `common`."""
         sealed = self.steps()
         empty = [half for half in HALVES if half not in sealed.values()]
         return empty[0] if empty else next(half for step, half in sorted(sealed.items()) if step != common)
 
     def discard(self, half: int) -> None:
-        """What is in `half` counts no more."""
+        """Invalidate the snapshot in `half`."""
         self.segment.store(half * self._half + _SEAL, 0)
 
     def used(self) -> int:
-        """Bytes that the larger sealed half holds, 0 when none is sound."""
+        """Return the bytes in the larger sealed half; 0 if there is none, or a record is damaged."""
         with contextlib.suppress(BadSnapshot, ValueError, KeyError):
             return max((sum(p.size for p in self.record(step).pieces.values()) for step in self.steps()), default=0)
         return 0
@@ -129,7 +129,7 @@ class Store:
         """Copy the pieces into `half` and seal it.
 
         Raises:
-            DeviceError: When there is no room.
+            DeviceError: If the device does not finish its work.
             CudaError
         """
         base = half * self._half
@@ -151,7 +151,7 @@ class Store:
         self.segment.store(base + _SEAL, step + 1)
 
     def record(self, step: int) -> Record:
-        """Raises BadSnapshot."""
+        """Read the record of a snapshot. Raises BadSnapshot."""
         half = self.steps().get(step)
         if half is None:
             raise BadSnapshot(f"there is no snapshot of step {step}")
@@ -165,7 +165,7 @@ class Store:
         return Record(pieces=pieces, **raw)
 
     def check(self, record: Record) -> None:
-        """Raises BadSnapshot when a piece is not what was written."""
+        """Raise BadSnapshot if a piece does not match its checksum."""
         for name, piece in record.pieces.items():
             if native.checksum(self.segment.address + piece.offset, piece.size) != piece.sum:
                 raise BadSnapshot(f"{name} in the snapshot of step {record.step} does not match its checksum")

@@ -1,4 +1,4 @@
-"""What a replaced rank may take of another one's Python state and what its slots tell, and what nobody knows of them any more."""
+"""Take what a replaced rank lacks from another rank's slots, and note what no rank knows any more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NoSource(WorkerError):
 
 
 def resume_of(context: Context) -> int:
-    """Gate number at which this replacement goes on."""
+    """Return the gate number at which this replacement goes on."""
     world = context.world
     if world is None:
         raise WorkerError("a replacement without a world")
@@ -41,7 +41,7 @@ def resume_of(context: Context) -> int:
 
 
 def read_log(context: Context) -> list[dict[str, Any]]:
-    """What the replaced rank's collectives gave before its first step and between its loops.
+    """Return the results of the replaced rank's collectives before its first step and between its loops.
 
     Raises:
         NoSource
@@ -52,14 +52,14 @@ def read_log(context: Context) -> list[dict[str, Any]]:
         context.mapped[(context.rank, "slots")] = segment
         slots: Slots | None = Slots(segment)
     else:
-        slots = _slots_of_another(context)  # the fd store that had this rank's died with it
+        slots = _slots_of_another(context)  # the fd store that had this rank's slots died with it
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
     return list(map(serialization.decode, slots.log.records()))
 
 
 def _slots_of_another(context: Context) -> Slots | None:
-    """The slots of the first rank that the new fd store has them of, which gets them from the survivors."""
+    """Return the slots of the first rank whose slots the new fd store has: the survivors hand them to it."""
     world, deadline = context.world, time.monotonic() + KEPT
     while world is not None and time.monotonic() < deadline:
         seen = context.board.worker_bell()
@@ -74,7 +74,7 @@ def _slots_of_another(context: Context) -> Slots | None:
 def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
     """Did this rank and another one apply different gradients in the update before the resume step?
 
-    For ranks that only the script's word makes replicas: a copy of what the other one's update made would be another rank's values.
+    This checks ranks that only the script declares replicas: if they did, the other rank's weights are not this rank's.
     """
     before, after = _of_update(mine, resume), _of_update(theirs, resume)
     if before is None or after is None:
@@ -87,7 +87,7 @@ def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
 
 
 def _of_update(slots: Slots, resume: int) -> RankState | None:
-    """What a rank left of the update before the resume step."""
+    """Return the slot that a rank left of the update before the resume step, None if it has none."""
     for slot, tag in ((END, resume), (GATE, resume - 1)):
         if slots.tag(slot) == tag:
             return read_state(slots, slot)
@@ -95,19 +95,20 @@ def _of_update(slots: Slots, resume: int) -> RankState | None:
 
 
 def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[Slots], resume: int) -> None:
-    """Put into `saved`, a rank's GATE slot, what the update region changed of its Python state, where that is the same on every rank.
+    """Put Python state that the update region changed into `saved`, a rank's GATE slot, where it is the same on every rank.
 
-    What is this rank's own, so that nobody has its value after the update, stays as it was at the gate, and is named.
+    No rank has this rank's own values after the update: they stay as they were at the gate, and are reported as lost.
 
-    What one of this rank's earlier update regions changed may have changed in this one as well. With no further rank to compare, this
-    one might have made another value of it, also where they were equal before (a meter that is reset in each body): that is noted.
+    A key that an earlier update region of this rank changed may have changed in this one as well. Even if both ranks' values were equal
+    before, this rank might have made another one (a meter that each body resets): without a further rank to compare with, this
+    function notes that as inexact.
 
     Args:
-        kit: This rank's.
-        saved: Its values are replaced.
+        kit: This rank's parts.
+        saved: This function replaces its values.
         after: The END slot of another rank, which has the values.
-        others: Those of further ranks that should have the same, asked for only when something changed.
-        resume: The step at whose start END slots are.
+        others: The slots of further ranks that should have the same, read only if something changed.
+        resume: The step for which the END slots hold.
     """
     mine = saved.python
     changed = [*after.changed, *(key for key in saved.ever if key in mine and key not in after.changed)]
@@ -117,14 +118,14 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
     at_start = read_state(slots, START).python if slots.tag(START) == resume - 1 else {}
 
     def grows_alike(key: str) -> bool:
-        """Was it the same on both ranks after updates that changed it, and only they do: are they alike on every rank, then?"""
+        """Did an earlier update change it, and the current body not? Then ranks that were alike at the gate still are."""
         return key in saved.ever and at_start.get(key) == mine[key]
 
     at_gate = {**after.python, **after.changed}
     ends = [read_state(slots, END).python for slots in others if slots.tag(END) == resume]
     variables = kit.ledger.variables
     for key in [key for key in changed if key.startswith(PREFIX)]:
-        # the script's own: where others had the same at the gate, what they have now; else it stays as it was there
+        # a value of the script: take the others' value if theirs was the same at the gate; otherwise it stays as it was there
         changed.remove(key)
         value = after.python.get(key)
         if key == WHOLE:
@@ -152,7 +153,7 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
 
 
 def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:
-    """Of two state dicts, as a person reads them; `job.state` and the variables that it was given the names of are such as well."""
+    """Return for people which parts of two state dicts differ; `job.state` and named variables are packed as state dicts, too."""
     one, other = serialization.decode(mine), serialization.decode(theirs)
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [key]
@@ -162,11 +163,11 @@ def _parts_that_differ(key: str, mine: bytes, theirs: bytes) -> list[str]:
 
 
 def note_draws(context: Context, own: RankState, after: RankState) -> None:
-    """Random numbers that may be missing from this rank's streams: of its update, and of code between two bodies, which is not run again.
+    """Note as inexact the draws that this rank's streams may lack: those of its update, and of code between bodies, which is not rerun.
 
     Args:
         own: This rank's GATE or END slot.
-        after: The END slot of the rank that tells what the update did; this rank's own when that has it.
+        after: The END slot that describes the update: this rank's own if it has one, otherwise another rank's.
     """
     drew = own.drew | after.drew
     if drew & IN_UPDATE and after is not own:

@@ -1,6 +1,6 @@
-"""Leaving a stopped world and joining the next: stop, clean, reset, as one rank does them.
+"""A survivor leaves a stopped world and joins the next: stop, clean, reset.
 
-Runs in the script's thread that trains, outside a body. Each stage is answered on the board; a stop in the middle begins again.
+It runs in the script's thread that trains, outside a body. It answers each stage on the board; if another stop comes, it begins again.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.rollback import survivor_goes_back
 
 WORLD = 120.0  # seconds that a stopped rank waits for the next world
-_PATIENCE = 0.1  # seconds that a rank which is done with the interrupted step waits for the others
+_PATIENCE = 0.1  # seconds that a rank waits for the others after the interrupted step
 
 
 class Survivor:
-    """How this rank follows its world from one generation to the next."""
+    """Takes this rank from one generation of its world to the next."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         self._context = kit.context
-        self._looked_in = 0  # the world that was joined last, if the script's values were looked at for it
-        self.tidy = False  # an interrupted step is done: what could wait until then is still to be done
+        self._looked_in = 0  # the last generation for which the script's values were looked at
+        self.tidy = False  # an interrupted step is done, and `tidy_up` is still to be called
 
     def rejoin(self, rewind: bool) -> int:
-        """Do it as often as the world is stopped again; returns the gate number to go on with.
+        """Join the next world, as often as it is stopped again; return the gate number to go on with.
 
-        `rewind`: the body of the step handed out last was interrupted, so the step is put back to its start when it is handed
-        out again.
+        `rewind`: the body of the step handed out last was interrupted, so the step goes back to its start.
         """
         number = self.rejoin_at(None, rewind)
         assert number is not None
         return number
 
     def rejoin_at(self, wanted: int | None, rewind: bool = False) -> int | None:
-        """The same; None, and nothing joined, where the next world goes on with another gate number than `wanted`.
+        """Do the same, but join nothing and return None if the next world goes on with another gate number than `wanted`.
 
-        That is so when everyone goes back to the host snapshot: the step that was handed out must not begin there.
+        That happens when everyone goes back to the host snapshot: the step that was handed out must not begin there.
         """
         while True:
             with contextlib.suppress(Interrupt):
@@ -56,17 +55,17 @@ class Survivor:
         if world.rollback and kit.pending.went_back != world.generation:
             survivor_goes_back(kit)
         self._reset(world)
-        kit.registry.shown.handed_out()  # a replacement counts from here, and what a stopped job.call began is called again
+        kit.registry.shown.handed_out()  # a replacement counts from here, and a stopped job.call calls again what it began
         kit.observers.stage("restore", kit.position.number)
         context.restoring = False
         context.answer(F.RESTORED)
         kit.pending.redo = (world.generation, world.resume)
-        self._await(world, F.SETTLED)  # the next step changes what others may still be copying from us
+        self._await(world, F.SETTLED)  # the next step changes memory that others may still be copying from this rank
         self.tell_missed(world.resume)
         return world.resume
 
     def begins_again(self) -> bool:
-        """Rewind the body that this rank alone leaves before the others wait for it. False: the world was stopped meanwhile."""
+        """Rewind a body that only this rank leaves, before the others wait for it. Return False if the world was stopped meanwhile."""
         kit = self._kit
         if self._context.stop_pending():
             return False
@@ -82,7 +81,7 @@ class Survivor:
             kit.state.rewind_buffers()
 
     def _stop(self, wanted: int | None) -> World | None:
-        """Answer that this rank stopped, and wait for the world that comes. None: it goes on with another step."""
+        """Answer that this rank stopped, and wait for the next world. Return None if that does not go on with `wanted`."""
         context = self._context
         stopped = gate.unpack(context.board.gate()).generation
         self._answer_once(F.STOPPED, stopped)
@@ -96,17 +95,17 @@ class Survivor:
         context.world = newest
         context.cell[F.GENERATION] = newest.generation
         if self._kit.pending.redo is None and not context.restoring:
-            context.cell[F.SOURCE] = Source.NONE  # of an incident that is over
+            context.cell[F.SOURCE] = Source.NONE  # the last source was of an incident that is over
         return newest
 
     def _raised(self, world: World | None) -> bool:
-        """Was `world` stopped because a body raised: for gradients that are not finite, maybe?"""
+        """Did a body raise in `world`, perhaps because of gradients that are not finite?"""
         board = self._context.board
         return world is not None and any(board.cell(p.cell)[F.RAISED] == world.generation for p in world.places)
 
     def _clean(self, world: World, rewind: bool, handed_out: bool) -> None:
         kit, context = self._kit, self._context
-        kit.registry.drain(world.generation)  # an old collective may be of a buffer that is rewound now
+        kit.registry.drain(world.generation)  # an old collective may still write a buffer that is rewound now
         kit.sharded.reset()
         if self._looked_in != world.generation:
             self._looked_in = world.generation
@@ -128,7 +127,7 @@ class Survivor:
             self._reset_reducers(world.resume)
 
     def _answer_once(self, stage: int, generation: int) -> None:
-        """A replacement that met the others ahead of time has answered some of them then."""
+        """Answer a stage unless this rank has: a replacement that met the others ahead of time has answered some."""
         if self._context.cell[stage] < generation:
             self._context.answer(stage, generation)
 
@@ -137,7 +136,7 @@ class Survivor:
             self._context.note_inexact(Inexact.DDP_LAYOUT)
 
     def _await(self, world: World, stage: int) -> None:
-        """Wait for every rank of the world. Raises Interrupt when it is stopped: the launcher sets the deadline."""
+        """Wait for every rank of the world. Raises Interrupt if it is stopped: the launcher sets the deadline."""
         context = self._context
         while not context.wait_until(lambda: world.everyone(context.board, stage), 3600.0):
             pass
@@ -145,7 +144,7 @@ class Survivor:
     # -- the first step after it -------------------------------------------------------------------------------------
 
     def tell_missed(self, number: int) -> None:
-        """A replacement that goes on with `number` did not run what this rank did just before it: draws, and changes of variables."""
+        """Report what this rank did just before step `number`, and a replacement did not run: draws, and changes of variables."""
         ledger, board = self._kit.ledger, self._context.board
         step, names = ledger.changed_between
         if ledger.drew_before != number and (step != number or not names):
@@ -157,13 +156,13 @@ class Survivor:
                 ledger.variables.lose(map(ledger.variables.shown, names))
 
     def step_begins(self) -> None:
-        """The launcher hears that this rank computes again."""
+        """Tell the launcher that this rank computes again."""
         redo = self._kit.pending.redo
         if redo is not None and self._context.cell[F.RESUMED] < redo[0]:
             self._context.answer(F.RESUMED, redo[0])
 
     def step_done(self, number: int) -> None:
-        """And that the step which was interrupted, or the first one after it, is done."""
+        """Tell the launcher that the interrupted step, or the first one after it, is done."""
         redo = self._kit.pending.redo
         if redo is not None and number >= redo[1]:
             self._context.cell[F.REDONE_NS] = time.monotonic_ns()
@@ -172,7 +171,7 @@ class Survivor:
             self.tidy = True
 
     def tidy_up(self) -> None:
-        """Do what could wait once every rank is through with the interrupted step: they may share a processor."""
+        """Destroy retired groups, after a short wait for ranks still in the interrupted step: they may share a processor."""
         self.tidy = False
         context = self._context
         if context.world is not None:

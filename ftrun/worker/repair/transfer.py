@@ -1,6 +1,6 @@
-"""Transfers as a worker sees them: their terms from the board, their progress on it, and who takes part.
+"""Run a worker's transfers, with their terms from the board and their progress on it.
 
-No decision here: what is moved and what an error means is the caller's business.
+This file decides nothing: the caller chooses what to move, and judges errors.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.repair import gpu_staging
 
 _PEER = 120.0  # seconds for a copy between two mapped segments
-_EXCHANGE = 120.0  # seconds for everybody to get everything, and to come at all
-_SPANS = 256  # pieces of a transfer's work whose times are kept
+_EXCHANGE = 120.0  # seconds for every rank to come, and to get everything
+_SPANS = 256  # pieces of a transfer's work whose times it keeps
 _STAGES = {transfer.LOAD: notes.H2D, transfer.BROADCAST: notes.BROADCAST_SRC, transfer.RELOAD: notes.BROADCAST_DST}
-_LOOK = 0.02  # seconds between two looks for it
+_LOOK = 0.02  # seconds between two looks for the ring
 
 
 @contextlib.contextmanager
 def progress(context: Context, total: int) -> Iterator[int]:
-    """Show a transfer of `total` bytes on the board while the body runs; gives the address of the count."""
+    """Show a transfer of `total` bytes on the board while the body runs; give the address of its count."""
     cell = context.cell
     cell[F.MOVED] = 0
     cell[F.MOVE_SINCE] = time.monotonic_ns()
@@ -45,7 +45,7 @@ def progress(context: Context, total: int) -> Iterator[int]:
 
 
 def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int | None = None) -> Moved:
-    """Copy between mapped segments, of a GPU if it is named, hashed on the way and read back.
+    """Copy between mapped segments (of GPU `gpu`, if given); hash the bytes on the way and read them back.
 
     Raises:
         transfer.TransferError
@@ -56,9 +56,9 @@ def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int
 
 @dataclass(frozen=True)
 class Part:
-    """What is moved by one exchange. `share`: this rank's, in host memory; `to`: room for the whole, on `gpu` (None = the host).
+    """One exchange. `share`: this rank's share, in host memory; `to`: room for the whole, on `gpu` (None = the host).
 
-    The chunk of `facts` is chosen later.
+    The rank that makes the ring chooses the chunk of `facts`.
     """
 
     facts: Facts
@@ -68,23 +68,24 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Under which the fd store passes the exchange's memory on."""
+        """The name under which the fd store passes the ring on."""
         return "ring" if self.gpu is None else "gpu-ring"
 
     def shared_bytes(self, facts: Facts) -> int:
-        """Bytes of that memory: buffers on a GPU are not in it."""
+        """Return the bytes of the ring; it does not hold the buffers on a GPU."""
         return facts.ring_bytes if self.gpu is None else facts.control_bytes
 
 
 def host_reload(context: Context, parts: list[Part]) -> int:
-    """Every rank of the world sends its share and gets the whole, part after part; all of them call this alike.
+    """Send this rank's share and get the whole, part after part; every rank of the world calls this alike.
 
-    Gives the bytes written here.
+    Return the bytes written here.
 
     Raises:
         transfer.TransferError
-        Interrupt: When the world is stopped, WorkerError.
-        DeviceError: When there is no room for the buffers or they cannot be mapped.
+        Interrupt: If the world is stopped.
+        WorkerError: If a rank or the fd store does not come in time.
+        DeviceError: If there is no room for the buffers or they cannot be mapped.
         CudaError
     """
     world = context.world
@@ -99,7 +100,7 @@ def _exchange(context: Context, part: Part, me: int) -> Moved:
     watch = (context.board.gate_address, gate.GENERATION_SHIFT, part.facts.generation)
     with contextlib.ExitStack() as stack:
         ring, facts = _make_ring(context, part, stack) if me == 0 else _find_ring(context, part, stack)
-        # in one go: page faults one by one would cost as much as the copies
+        # fault all pages in at once: one by one they would cost as much as the copies
         native.populate(ring.address, ring.length, True)
         gpu = None
         if part.gpu is None:
@@ -114,7 +115,7 @@ def _exchange(context: Context, part: Part, me: int) -> Moved:
 
 
 def _await_all(context: Context, ring: Segment, facts: Facts) -> None:
-    """Whoever has all may be ahead of ranks that did not find the shared memory yet: of a small state not all have a share."""
+    """Wait until every rank has found the ring: where a small state gives some no share, others finish without them."""
 
     def came() -> bool:
         return all(transfer.look(ring.address, who).state for who in range(facts.participants))
@@ -129,7 +130,7 @@ def _move(span: transfer.Span, me: int, source: int) -> Move:
 
 
 def tell(context: Context, done: list[Move]) -> None:
-    """Leave the times of a transfer for the launcher."""
+    """Note the times of a transfer for the launcher."""
     context.note(MovesNote(context.cell.index, context.generation, tuple(done)))
 
 
@@ -152,7 +153,7 @@ def _make_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tup
 
 
 def _find_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tuple[Segment, Facts]:
-    """The ring that the world's first rank made for this generation."""
+    """Wait for the ring that the world's first rank made for this generation."""
     world = context.world
     assert world is not None
     deadline = time.monotonic() + _EXCHANGE

@@ -1,9 +1,9 @@
-"""What a rank does between its gate and the end of the body, and whether a replacement could do it in its place.
+"""Record what a rank does between its gate and the end of the body, and whether a replacement could repeat it.
 
-The others go on when a rank has arrived at a gate, also when it dies there. Where another rank holds the same, its result is copied.
-A shard that is nobody else's has only the gradients that its rank left, sealed, on arrival: a replacement makes the update itself,
-provided that the region is nothing but updates by protected optimizers. No replica is there to compare the result with, so what a
-replacement could do otherwise than the dead rank (arguments of step(), hooks, a compiled optimizer, more code) is not tried.
+Once a rank has arrived at a gate, the others go on, even if it dies there. If it has a replica, its replacement copies the result.
+A shard without replica has only the gradients that its rank sealed on arrival: a replacement makes the update from them, provided
+that the region holds nothing but updates by protected optimizers. No replica could reveal a wrong result, so ftrun does not try it
+where a replacement might act differently (arguments of step(), hooks, a compiled optimizer, more code).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _Writes = list[int]
 
 
 class UpdateRegion:
-    """The region of the current body.
+    """The update region of the current body.
 
-    `updates`: numbers of the optimizers that stepped, in order; `began`: the one that came to the gate, -1 for none of the protected,
-    None where the body ends there; `usual`: see usual_after; `plain`: nothing else happened; `gave_up`: more happened
-    once, and may happen again; `hidden`: it was a write that no count of writes told; `kept`: the gradients of the gate are all there
-    at the end of the body, as they were (else none is).
+    `updates`: numbers of the optimizers that stepped, in order; `began`: the optimizer that arrived at the gate, -1 if it is not
+    protected, None if the body ends there; `usual`: see usual_after; `plain`: nothing else happened; `gave_up`: something else happened
+    once, and may again; `hidden`: no count of writes showed one of these writes; `kept`: all gradients of the gate exist at the end of
+    the body, unchanged (else none does).
     """
 
     def __init__(self, state: ProtectedState) -> None:
@@ -40,15 +40,15 @@ class UpdateRegion:
         self.plain = False
         self.kept = False
         self._state = state
-        self._alone: tuple[bool, bool] | None = None  # is it, and did that rest on the script's word
+        self._alone: tuple[bool, bool] | None = None  # its value, and whether that rested on the script's declaration
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(state.optimizers)}
         self._sums: list[int | None] = []  # of the gradients at the gate
         self._hooks: list[Any] = []  # around the optimizers' steps: ftrun's own
         self._groups = ""  # the optimizers' settings at the gate
-        self.hidden = False  # something was written once that no count of writes told
-        self._after: tuple[Any, ...] | None = None  # what stands for the state when the last optimizer had stepped
+        self.hidden = False  # something was written once that no count of writes showed
+        self._after: tuple[Any, ...] | None = None  # fingerprint of the state after the last optimizer's step
         self._turn = 0  # which places a glance reads
-        self._writes: tuple[_Writes, _Writes] = ([], [])  # to the state and to the gradients, then
+        self._writes: tuple[_Writes, _Writes] = ([], [])  # counts for the state and the gradients after that step
         self.gave_up = False
 
     @property
@@ -61,28 +61,28 @@ class UpdateRegion:
         return self._alone[0]
 
     def begins(self, optimizer: Any, grads: Grads) -> bool:
-        """A gate is about to be arrived at. Are its gradients to be sealed?"""
+        """Begin a region, before the arrival at its gate. Return whether the rank must seal the gradients."""
         self.updates, self._after, self.kept = [], None, False
         self._turn += 1
         self.began = None if optimizer is None else self._numbers.get(id(optimizer), -1)
         alone = self.alone
-        if optimizer is None or not alone:  # the body ends here, or another rank has what comes
+        if optimizer is None or not alone:  # the body ends here, or a replica will have the result
             self.plain = alone
             return False
-        # a kernel that itself leaves out an update that is not finite is told so by a scaler, which a replacement does not have
+        # a scaler tells a fused kernel to skip an update that is not finite, and a replacement lacks the scaler's tensors
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
         self.plain = dist.get_world_size() > 1 and not scaled and not self.gave_up
         self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
         if not self.plain:
             return False
-        # what stands for values, which tells a write that is counted nowhere, in the bodies that are looked at
+        # in the bodies that the checks look at, hashes reveal writes that no count shows
         self._sums = self._sums_of(grads) if self._state.looking else []
         if len(self._state.optimizers) > 1:
             self._groups = self._settings()
         return True
 
     def update_begins(self, optimizer: Any, bare: bool) -> None:
-        """A protected optimizer is about to step. `bare`: its `step()` was called without arguments."""
+        """Note that a protected optimizer is about to step. `bare`: the script called `step()` without arguments."""
         if self.plain:
             hooks = [hook for one in self._state.optimizers for hook in step_hooks(one)]
             if not bare or (hooks != self._hooks and any(map(_is_foreign, hooks))) or inside_compiled():
@@ -93,13 +93,13 @@ class UpdateRegion:
         self.updates.append(self._numbers.get(id(optimizer), -1))
 
     def update_done(self) -> None:
-        """And has."""
+        """Note that it has stepped."""
         if self.plain:
             self._after = self._state.stand() if self._state.looking else self._state.glance(self._turn)
             self._writes = self._state.write_counts()
 
     def ended(self) -> None:
-        """The body was left; what its optimizers made is where they made it."""
+        """Note that the body ended, before the arena takes in what its optimizers made."""
         self.usual = usual_after(self.usual, self.updates)
         if not self.plain or self._after is None:
             return
@@ -129,12 +129,12 @@ class UpdateRegion:
         return not self._was_written(to_state) and not self._were_written(to_grads) and self._settings() == self._groups
 
     def _was_written(self, to_state: _Writes) -> bool:
-        """Was the state written since the last optimizer stepped, be it without effect?"""
+        """Was the state written since the last optimizer stepped, even without effect?"""
         changed = self._after != (self._state.stand() if self._state.looking else self._state.glance(self._turn))
         return self._tell(changed, self._writes[0] != to_state)
 
     def _were_written(self, to_grads: _Writes) -> bool:
-        """The same of the gradients."""
+        """Were the gradients written since, even without effect?"""
         changed = self._state.looking and self._sums_of(self._state.grads()) != self._sums
         return self._tell(changed, self._writes[1] != to_grads)
 
@@ -151,10 +151,10 @@ class UpdateRegion:
 
 
 def usual_after(usual: list[int] | None, updates: list[int]) -> list[int] | None:
-    """The optimizers that stepped in each body so far that updated: [] before the first one, None where they were not always the same."""
+    """Return the optimizers that stepped in every updating body so far: [] before the first, None if they were not always the same."""
     return updates if usual == [] else usual if updates in ([], usual) else None
 
 
 def _is_foreign(hook: Any) -> bool:
-    """Is it not ftrun's? At its place in a replacement it would be called twice, or not yet be there."""
+    """Is it not ftrun's? In a replacement's update it would be called twice, or would not exist yet."""
     return not str(getattr(hook, "__module__", "")).startswith("ftrun.worker.")
