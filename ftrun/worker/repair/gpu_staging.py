@@ -27,7 +27,7 @@ _WHAT = "the reload from the host snapshot"
 def mapped(context: Context, facts: Facts, gpu: int, timeout: float) -> Iterator[list[int]]:
     """Give the addresses of every participant's BUFFERS buffers of `facts.chunk` bytes, mapped for `gpu` while the body runs.
 
-    The body must not end before every rank has come to the exchange: until then the ranks look for each other's buffers.
+    The body must not end before every rank has come: until then ranks look for each other's buffers.
 
     Raises:
         DeviceError: If memory cannot be allocated or mapped.
@@ -68,7 +68,7 @@ def _make(facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tup
 
 
 def _find(context: Context, rank: int, generation: int, deadline: float) -> tuple[int, Handle]:
-    """Wait for the descriptor and handle that another rank hands on in this generation."""
+    """Wait for another rank's descriptor and handle of this generation."""
     while True:
         seen = context.board.worker_bell()
         if context.stop_pending():
@@ -101,5 +101,5 @@ def _map(rank: int, gpu: int, fd: int, handle: Handle, size: int, stack: context
 
 
 def _undo(call: Callable[[int, int], None], address: int, size: int) -> None:
-    with contextlib.suppress(cuda.CudaError):  # a lost device: the error that ended the body is reported
+    with contextlib.suppress(cuda.CudaError):  # a lost device; the body's error is reported
         call(address, size)

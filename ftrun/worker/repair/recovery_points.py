@@ -1,4 +1,4 @@
-"""The sealed slots beside a rank's arena: its state at the *start* of a step, at the *gate*, at the *end* of the body, and more.
+"""The sealed slots beside a rank's arena: its state at the *start* of a step, the *gate*, the *end* of the body, and more.
 
 A slot stores the gate number for which it holds (start, gate: the step; end: the step after) plus 1, and 0 while it is being
 written. A rank overwrites a slot only when the protocol can no longer ask for it, so one copy of each is enough.
@@ -44,7 +44,7 @@ class Slots:
         return cls(Segment.create(f"slots-{rank}", LENGTH))
 
     def tag(self, slot: int) -> int:
-        """Return the gate number that the slot holds for, -1 if it holds nothing whole."""
+        """Return the gate number that the slot holds for; -1 = nothing whole."""
         return native.load64(self.segment.address + slot * _ROOM + _TAG) - 1
 
     def write(self, slot: int, tag: int, data: bytes) -> None:
@@ -52,7 +52,7 @@ class Slots:
         native.slot_write(self.segment.address + slot * _ROOM, data, len(data), tag + 1)
 
     def write_large(self, slot: int, tag: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """Do the same as `write` with pieces that are too large to join first."""
+        """Write pieces that are too large to join first."""
         self.invalidate(slot)
         base, size = slot * _ROOM, 0
         for piece in pieces:

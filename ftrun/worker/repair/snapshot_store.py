@@ -89,7 +89,7 @@ class Record:
 
     @property
     def agrees(self) -> tuple[int, ...]:
-        """The values that must be equal in all ranks' snapshots of a step."""
+        """The values on which all snapshots of a step must agree."""
         return self.world_size, self.committed, self.committed_gpu, self.layout
 
 
@@ -110,7 +110,7 @@ class Store:
         return {step: half for half, step in seals.items() if step >= 0}
 
     def half_for(self, common: int) -> int:
-        """Choose the half to write next: an empty one, else the older one, never that of step `common`."""
+        """Choose the half to write: an empty one, else the older one, never that of step `common`."""
         sealed = self.steps()
         empty = [half for half in HALVES if half not in sealed.values()]
         return empty[0] if empty else next(half for step, half in sorted(sealed.items()) if step != common)

@@ -41,7 +41,7 @@ def resume_of(context: Context) -> int:
 
 
 def read_log(context: Context) -> list[dict[str, Any]]:
-    """Return the results of the replaced rank's collectives before its first step and between its loops.
+    """Read the results of the replaced rank's collectives before its first step and between its loops.
 
     Raises:
         NoSource
@@ -87,7 +87,7 @@ def parted(mine: Slots, theirs: Slots, resume: int) -> bool:
 
 
 def _of_update(slots: Slots, resume: int) -> RankState | None:
-    """Return the slot that a rank left of the update before the resume step, None if it has none."""
+    """Return the slot that a rank left of the update before the resume step, if any."""
     for slot, tag in ((END, resume), (GATE, resume - 1)):
         if slots.tag(slot) == tag:
             return read_state(slots, slot)
@@ -99,9 +99,8 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
 
     No rank has this rank's own values after the update: they stay as they were at the gate, and are reported as lost.
 
-    A key that an earlier update region of this rank changed may have changed in this one as well. Even if both ranks' values were equal
-    before, this rank might have made another one (a meter that each body resets): without a further rank to compare with, this
-    function notes that as inexact.
+    A key that an earlier update region changed may have changed in this one as well, and not equally, even if both ranks' values were
+    equal before (a meter that each body resets): without a further rank to compare with, this is noted as inexact.
 
     Args:
         kit: This rank's parts.
@@ -125,7 +124,7 @@ def take_changed(kit: Kit, saved: RankState, after: RankState, others: Iterable[
     ends = [read_state(slots, END).python for slots in others if slots.tag(END) == resume]
     variables = kit.ledger.variables
     for key in [key for key in changed if key.startswith(PREFIX)]:
-        # a value of the script: take the others' value if theirs was the same at the gate; otherwise it stays as it was there
+        # the script's value: take the others' if it was the same at the gate, else keep the gate's
         changed.remove(key)
         value = after.python.get(key)
         if key == WHOLE:

@@ -40,7 +40,7 @@ class UpdateRegion:
         self.plain = False
         self.kept = False
         self._state = state
-        self._alone: tuple[bool, bool] | None = None  # its value, and whether that rested on the script's declaration
+        self._alone: tuple[bool, bool] | None = None  # the value, and whether it rests on the script's word
         self._numbers = {id(optimizer): number for number, optimizer in enumerate(state.optimizers)}
         self._sums: list[int | None] = []  # of the gradients at the gate
         self._hooks: list[Any] = []  # around the optimizers' steps: ftrun's own
@@ -61,7 +61,7 @@ class UpdateRegion:
         return self._alone[0]
 
     def begins(self, optimizer: Any, grads: Grads) -> bool:
-        """Begin a region, before the arrival at its gate. Return whether the rank must seal the gradients."""
+        """Begin a region, before its gate. Return whether to seal the gradients."""
         self.updates, self._after, self.kept = [], None, False
         self._turn += 1
         self.began = None if optimizer is None else self._numbers.get(id(optimizer), -1)
@@ -69,7 +69,7 @@ class UpdateRegion:
         if optimizer is None or not alone:  # the body ends here, or a replica will have the result
             self.plain = alone
             return False
-        # a scaler tells a fused kernel to skip an update that is not finite, and a replacement lacks the scaler's tensors
+        # a scaler makes a fused kernel skip an update that is not finite; a replacement lacks the scaler's tensors
         scaled = getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None
         self.plain = dist.get_world_size() > 1 and not scaled and not self.gave_up
         self.plain = self.plain and (not self._state.looking or all(grad is None or serialization.takes(grad) for grad in grads))
@@ -82,7 +82,7 @@ class UpdateRegion:
         return True
 
     def update_begins(self, optimizer: Any, bare: bool) -> None:
-        """Note that a protected optimizer is about to step. `bare`: the script called `step()` without arguments."""
+        """Note that a protected optimizer will step. `bare`: the script called `step()` without arguments."""
         if self.plain:
             hooks = [hook for one in self._state.optimizers for hook in step_hooks(one)]
             if not bare or (hooks != self._hooks and any(map(_is_foreign, hooks))) or inside_compiled():
