@@ -29,7 +29,7 @@ _REDUCING = {
 """Collective -> which of its arguments holds this rank's own contribution."""
 
 _FORMATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_WHOLE = 1 << 16  # numbers that are read of each exchange at least
+_WHOLE = 1 << 16  # a rank reads at least so many numbers of each exchange
 
 
 class FiniteGradients(StepObserver):

@@ -60,7 +60,7 @@ class Gate:
         self._kit = kit
         self._observers = kit.observers
         self._arrival = kit.context.cell.field_address(F.ARRIVAL)
-        self._arrivals: Any = None  # that of every rank
+        self._arrivals: Any = None  # addresses of all ranks' arrivals
         self._generation = 0  # the world of those arrivals
 
     def arrive(self, number: int) -> bool:

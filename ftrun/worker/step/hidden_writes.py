@@ -51,7 +51,7 @@ class HiddenWrites(StepObserver):
         self._after = None
 
     def handed_out(self, number: int) -> None:
-        """Raises UsageError if the state changed since the last body, or if all replicas changed before the last gate."""
+        """Compare with the end of the last body. Raises UsageError if the state changed, or if all replicas' did before the last gate."""
         suspect, self._suspect = self._suspect, False
         if suspect and not self._state.holders.differ():  # all replicas were equal: each of them did it
             raise UsageError(_WRITTEN, explain="F308")
@@ -87,7 +87,7 @@ class HiddenWrites(StepObserver):
             )
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
-        """Raises UsageError; or WorkerError if memory may have failed, so that the world does the step again."""
+        """Compare with the start of the body. Raises UsageError, or WorkerError (do the step again) if memory may have failed."""
         self._state.check_places()
         # the device is done: a read before that could wait, without a way to wake it, for a collective with a dead peer
         if self._before == self._mark():

@@ -93,7 +93,7 @@ class LeftOut(StepObserver):
         self._context.note_left_out(self._told)
 
     def _tell_kept(self, number: int) -> None:
-        """Report the kept variables to the launcher, which prints them once and answers later questions."""
+        """Note the kept variables for the launcher, which prints them once, and for commands that ask later."""
         context = self._context
         if context.local_rank:
             return

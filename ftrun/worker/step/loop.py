@@ -164,7 +164,7 @@ class Loop:
             here = (begun or known)[-1 if begun else 0]
             for mark in recorder.marks:
                 if "length" in mark and position.base <= mark["base"] < here["base"]:
-                    kit.observers.loop_started(mark["first"], mark["length"])  # and over
+                    kit.observers.loop_started(mark["first"], mark["length"])  # which is over, too
                     self._passed_end()
             start, position.base = here["epoch"], here["base"]
             recorder.skip_to(here["collectives"])

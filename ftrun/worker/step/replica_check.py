@@ -21,7 +21,7 @@ from ftrun.worker.repair.handover import fetch
 from ftrun.worker.state.protected_state import ProtectedState
 
 REPLICAS_EVERY = 100  # steps between two comparisons, unless a person chooses otherwise: every rank must know which
-_FIRST_CHECKS = 2  # the first gates, which prove whether ranks are replicas
+_FIRST_CHECKS = 2  # gates at the start of a run, where ranks that are no replicas should differ
 
 
 class ReplicaCheck(StepObserver):

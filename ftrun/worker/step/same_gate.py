@@ -22,7 +22,7 @@ _WORDS = {
 
 
 class SameGate(StepObserver):
-    """Compares the ranks when all have arrived, so that each is still at the gate."""
+    """Compares the ranks' gates when all have arrived, so that each is still there, and while one waits at the end of a loop or call."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
