@@ -26,7 +26,7 @@ def pass_over() -> None:
 
 
 def settle(context: Context, debug_rank: int | None) -> None:
-    """Allow or ignore breakpoints, once the worker has its rank. `debug_rank`: the rank with the terminal, None = any may be debugged."""
+    """Allow or ignore breakpoints, once the worker has its rank. `debug_rank`: the rank with the terminal, None = any may stop."""
     global _passing
     if debug_rank is not None and debug_rank != context.rank:
         pass_over()

@@ -46,8 +46,8 @@ class Job:
         self._saved: Counter[str] = Counter()  # how often `save` wrote a part to a folder
         self._counted_from: tuple[Any, ...] = ()
         self._made = time.time()
-        self._epoch: int | None = None  # the epoch that `epochs` has handed out
-        self._looked_at: set[str] = set()  # lines of the script where loops begin, and that were checked
+        self._epoch: int | None = None  # the last one of `epochs`
+        self._looked_at: set[str] = set()  # checked lines of the script where loops begin
         self._numbered = 0  # steps that were handed out outside ftrun
         self._logged = loop.kit.logged if loop else LoggedValues()
 
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def start_step(self) -> int:
-        """Step at which the loop starts: 0, or the loaded checkpoint's; it is the same on every rank, on a replacement too."""
+        """Step at which the loop starts, on a replacement too: 0, or the loaded checkpoint's; the same on every rank."""
         return self._loaded
 
     # -- loops -------------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class Job:
         """Hand out (step, fetch) for steps `start` up to `total`, over as many passes of a loader as they take.
 
         Use it if a loop does something between two steps, such as an evaluation in `job.call`, before it fetches its batch:
-        call `fetch()` once before `with step` to get the batch. To go on behind n batches, ftrun calls the loader's `iterate_from(n)`
-        if there is one; it makes torch's DataLoader skip n batches, and reads and drops them from any other loader.
+        call `fetch()` once before `with step` to get the batch. To go on behind n batches, ftrun calls the loader's `iterate_from(n)`;
+        without that, it makes torch's DataLoader skip them, and reads them from any other loader.
         """
         return self._handed("job.late_batches", self._late_batches(loader, total, start))
 
@@ -250,7 +250,7 @@ class Job:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _folder(self, path: str | os.PathLike[str]) -> ShardedFolder | None:
-        """Return the folder in which each rank writes its part of the model; None if this rank has all of it."""
+        """Return the folder for the ranks' parts of the model; None if this rank has all of it."""
         if not pipelines.has_a_part(param for module in self._modules for param in module.parameters()):
             return None
         from ftrun.worker.process.sharded_checkpoints import ShardedFolder

@@ -225,7 +225,7 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
     os.environ[paths.ENV_ERROR_FILE] = str(error_file)
     with contextlib.suppress(OSError):  # a spare may be here before its logs exist; a full disk was reported already
         files.make_folder(error_file.parent)
-        error_file.unlink(missing_ok=True)  # a predecessor in this rank may have left one, and its failure is settled
+        error_file.unlink(missing_ok=True)  # a predecessor's failure, if any, is settled
     context.local_rank = place.local_rank
     debugger.settle(context, spec.get("debug_rank"))
     if context.on_rank is not None:

@@ -52,7 +52,7 @@ _answers: dict[tuple[object, ...], str] = {}  # of `why_not_forked`
 
 
 class _Reads(_plain):  # type: ignore[misc, valid-type]
-    """os.environ while the fork server imports: it notes which variables an import reads. Iteration over all of them does not count."""
+    """os.environ while the fork server imports: it notes the variables that are read. Iteration over all of them does not count."""
 
     asked: ClassVar[set[str]] = set()
     passed: ClassVar[Counter[str]] = Counter()
@@ -90,13 +90,13 @@ def begin(started: Iterable[str]) -> None:
 
 
 def imported_torch() -> None:
-    """Note the modules that torch brings, when the fork server has imported torch and nothing else yet."""
+    """Note the modules that torch brings, after its import and before any other."""
     global _with_torch
     _with_torch = frozenset(sys.modules) - _common
 
 
 def end() -> None:
-    """Stop watching the environment, when the fork server has imported everything."""
+    """Stop watching the environment, after the last import."""
     watch_environment(_plain)
 
 
@@ -152,7 +152,7 @@ def mark(run_dir: Path) -> bool:
 
 
 def shadowed(folder: str | None, among: Iterable[str] | None = None) -> list[str]:
-    """Return imported top-level modules (or those `among` them) that an import would find in this folder or archive, were it the first."""
+    """Return imported top-level modules (or `among` them) that an import would find in this folder or archive, were it the first."""
     if folder is None:
         return []
     names = {name for name in sys.modules if "." not in name} - _started if among is None else {*among}
@@ -242,7 +242,7 @@ class Hidden:
         own = module.__spec__
 
         def reveal(module: ModuleType) -> None:
-            # after its import of torch the script may have begun work that a process cannot repeat, and may set variables freely
+            # after its import of torch the script may have begun what a process cannot repeat, and may set variables freely
             if _TORCH in self._modules and name not in sys.stdlib_module_names and os.getpid() == self._pid:
                 self._compare(name)
             self._bring_back(name)

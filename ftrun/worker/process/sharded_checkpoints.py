@@ -1,4 +1,4 @@
-"""Checkpoints of a model of which each rank has a part: a folder that holds one folder of `torch.distributed.checkpoint` for each save.
+"""Checkpoints of a model of which each rank has a part: a folder, with one folder of `torch.distributed.checkpoint` for each save.
 
 No rank waits for another one, which may be dead by now. Each writes, in `own-RANK.pt`, the values that are not spread over ranks, and
 then its tensors with a description of them, as torch names it (`__RANK.metadata`). The rank that finds all descriptions merges them into
@@ -50,7 +50,7 @@ class CheckpointPart(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of all ranks, or the parts of it that were written."""
+    """A checkpoint of all ranks, or its parts so far."""
 
     step: int
     begun: int
@@ -71,7 +71,7 @@ class Checkpoint(NamedTuple):
         planner.set_up_planner(part.tensors, is_coordinator=True)
         writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of a folder with files, which are other ranks'
+            warnings.simplefilter("ignore")  # of a folder with files: other ranks' files
             plan = writer.prepare_local_plan(planner.create_local_plan())
         (plan,), described = planner.create_global_plan([plan])
         plan = planner.finish_plan(writer.prepare_global_plan([plan])[0])
@@ -94,7 +94,7 @@ class Checkpoint(NamedTuple):
         return True
 
     def forget(self, until: float) -> None:
-        """Remove the descriptions that were written before this time, so that their parts do not count."""
+        """Remove descriptions from before this time, so that their parts do not count."""
         for file in self.folder.glob("*" + _WHOLE):
             with contextlib.suppress(FileNotFoundError):
                 if file.stat().st_mtime < until:
@@ -109,7 +109,7 @@ class Checkpoint(NamedTuple):
             self.folder.rmdir()
 
     def own(self, rank: int, size: int, device: torch.device) -> tuple[Own, list[tuple[Any, ...]]]:
-        """Return a rank's own values for a world of this size, and the places without one value, where the ranks that wrote differ."""
+        """Return a rank's own values in a world of this size, and the places where the ranks that wrote differ, which get none."""
         if size == self.size:
             return checkpoints.read(self._own(rank), device), []
         unlike: dict[tuple[Any, ...], None] = {}
@@ -125,7 +125,7 @@ class Checkpoint(NamedTuple):
         """Fill DTensors; each rank fills its parts of them.
 
         Raises:
-            UsageError: If the checkpoint lacks one of them, or a part of it, or holds another shape.
+            UsageError: If one is missing, incomplete, or of another shape.
         """
         described = _description(self.folder / _WHOLE)
         for name, tensor in tensors.items():
@@ -149,7 +149,7 @@ class Checkpoint(NamedTuple):
 
 
 class ShardedFolder:
-    """The folder with a model's checkpoints, in each of which each rank has a part. No rank waits for another one here."""
+    """The folder of a model's checkpoints. No rank waits for another one here."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         self._path = path
@@ -172,7 +172,7 @@ class ShardedFolder:
 
         Raises:
             OSError: If it cannot be written.
-            UsageError: If state is spread in a way that its parameter does not tell.
+            UsageError: If a parameter does not tell how its state is spread.
         """
         self.write(step, mark, part_of(step, modules, optimizers, stateful), since)
 
@@ -254,7 +254,7 @@ class ShardedFolder:
         )
 
     def found(self) -> list[Checkpoint]:
-        """Return the checkpoints, complete or not, by step, and those of one step by the time at which they began."""
+        """Return the checkpoints, complete or not, by step and then by time."""
         found = []
         for folder in self._path.iterdir() if self._path.exists() else ():
             name = _MOMENT.fullmatch(folder.name)
@@ -285,7 +285,7 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _description(path: Path) -> Metadata:
-    """Read a description. Raises UsageError for one that this torch does not read, perhaps a newer torch's."""
+    """Read a description. Raises UsageError if this torch cannot, since a newer one wrote it, say."""
     try:
         with path.open("rb") as file:
             found = _Descriptions(file).load()
@@ -307,7 +307,7 @@ def _merged(parts: list[Metadata]) -> Metadata:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Are two values equal, tensors bit for bit? Tensors that are made of several count as different."""
+    """Are two values equal, tensors bit for bit? Tensors made of several count as different."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -326,7 +326,7 @@ def _same(one: Any, other: Any) -> bool:
 def part_of(
     step: int, modules: Iterable[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: Mapping[str, Any]
 ) -> CheckpointPart:
-    """Collect this rank's part. Raises UsageError for state that is spread in a way that its parameter does not tell."""
+    """Collect this rank's part. Raises UsageError for state whose parameter does not tell how it is spread."""
     part = CheckpointPart({}, {("step",): step, **{("stateful", name): saved for name, saved in stateful.items()}})
     for place, value, param in _values(modules, optimizers):
         said = shards.spread_of_state(value, param, name_of(place))
@@ -380,7 +380,7 @@ def load_part(moment: Checkpoint, own: Own, modules: list[torch.nn.Module], opti
 
 
 def _laid_out(place: tuple[Any, ...], entry: list[Any], param: Any, into: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a place's value on this rank; if torch will read it later, the DTensor to fill, and add that to `tensors`."""
+    """Return a place's value on this rank, or the DTensor that torch will fill, which `tensors` then holds, too."""
     kind, *words = entry
     if kind == "plain":
         if into is not None and shards.is_spread(into):
@@ -404,19 +404,19 @@ def _laid_out(place: tuple[Any, ...], entry: list[Any], param: Any, into: Any, t
 
 
 def name_of(place: tuple[Any, ...]) -> str:
-    """Return a place's name for messages and checkpoints: `models.0.layer.weight`, `optimizers.0.state.3.exp_avg`."""
+    """Name a place in messages and checkpoints: `models.0.layer.weight`, `optimizers.0.state.3.exp_avg`."""
     return ".".join(map(str, place))
 
 
 def _name_among(place: tuple[Any, ...], tensor: Any) -> str:
-    """Return a place's name, with the tensor's ranks unless these are all: two stages of a pipeline may use the same names."""
+    """Name a place, with the tensor's ranks unless these are all: two stages of a pipeline may use the same names."""
     ranks = sorted(tensor.device_mesh.mesh.flatten().tolist())
     alone = len(ranks) < torch.distributed.get_world_size()
     return (f"ranks-{'-'.join(map(str, ranks))}." if alone else "") + name_of(place)
 
 
 def _alone(value: Any) -> Any:
-    """Return the value; clone a tensor out of a larger storage, since torch.save would write all of that."""
+    """Clone a tensor out of a larger storage, all of which torch.save would write."""
     small = type(value) is torch.Tensor and value.untyped_storage().nbytes() > value.nbytes
     return value.clone() if small else value
 

@@ -59,7 +59,7 @@ class Step:
     `index`: the step, from 0; with `job.epochs` and `job.batches` it begins anew in each epoch. `number`: how many
     steps of this run, in all its loops, come before it (those before a checkpoint belong to another run). `attempt`: how often it was
     begun again. `committed`: the update of this step is part of the model (test it in code after the `with`). `generation`: number of
-    the world it ran in. `logged`: after the `with`, the values that it gave to `job.log`, as means over all ranks.
+    the world it ran in. `logged`: after the `with`, the values that the script gave to `job.log`, as means over all ranks.
     """
 
     def __init__(self, index: int, number: int, body: Body | None = None) -> None:
@@ -134,7 +134,7 @@ class Step:
         return False
 
     def _leave(self, body: Body, error: BaseException | None) -> bool:
-        """End the body. True: it was aborted, and the loop does the step again. Raises the exception of a gate or an update."""
+        """End the body. True: it was aborted, and the loop does the step again. Raises what the gate or the update raises."""
         try:
             if body.position.where is Where.BODY:  # else the gate has called it already
                 body.position.forbid_interrupts()
@@ -202,7 +202,7 @@ class Body:
         self._observers.body_started()
 
     def _marked(self) -> dict[int, tuple[int, int]]:
-        """Mark the present gradients; in most bodies only a few of each optimizer, since a script zeroes them as a whole."""
+        """Mark the gradients; in most bodies only a few of each optimizer, since a script zeroes them together."""
         state = self.kit.state
         some = enumerate(state.tensors) if state.looking else state.few
         if not state.is_sharded:
@@ -281,7 +281,7 @@ class Body:
             self._commit.record(number, accumulating, grads, optimizer)
         kit.state.finish_device(context.stop_pending)
         if context.stop_pending():
-            raise Interrupt  # gradients may be garbage: the control thread completes collectives when the world stops
+            raise Interrupt  # gradients may be garbage: a stop completes collectives
         if kit.registry.broken is not None:
             kit.registry.check()
         self._observers.gate_reached(number, optimizer, grads)
@@ -330,14 +330,14 @@ class Body:
         self.position.leave_body()
 
     def raised(self, error: Exception) -> bool:
-        """Report the exception of a body, unless a stop caused it. True = the world does the step again; False = let it out."""
+        """Report a body's exception, unless a stop caused it. True = the world does the step again; False = let it out."""
         context, passed = self.kit.context, self.position.where is Where.PASSED
         if context.stop_pending() and not passed:
             return True  # a consequence of the stop, which cut the collective off
         self.position.forbid_interrupts()
         report_exception(context, error, "body")
         if passed or final_code(error) or symptoms.of_exception(error).fault is Fault.CUDA:
-            return False  # after a CUDA error nothing works in this process: it ends, and the launcher replaces it
+            return False  # after a CUDA error nothing works in this process: it ends, and is replaced
         context.cell[F.RAISED_NS] = time.monotonic_ns()
         context.cell[F.RAISED] = context.generation
         context.board.ring_launcher()

@@ -108,7 +108,7 @@ class DigestRecorder(StepObserver):
         self._at_loop_end = True
 
     def arrived(self, number: int) -> None:
-        """Record the script's variables at the gate at the end of a loop, for which `Variables` captured all of them."""
+        """Record the script's variables at a loop's last gate, for which `Variables` captured all of them."""
         if self._at_loop_end and self._position.where is Where.LOOP:  # false if a stop came before the loop's end
             self._at_loop_end = False
             self._write("end", self._position.index_of(number), list(self._variables()))
@@ -163,7 +163,7 @@ class DigestRecorder(StepObserver):
                 yield f"live:{name}", _digest(value if isinstance(value, bytes) else repr(value).encode())
 
     def _variables(self) -> Iterator[tuple[str, int]]:
-        """Yield digests of all variables, kept or not, since the other run may keep them; only the name if no copy is comparable."""
+        """Yield digests of all variables, kept or not, since the other run may keep them; or the name, if no copy is comparable."""
         names: set[str] = set()
         for place, copy, is_kept in list(self._ledger.variables.values()):
             name = place.shown if place.shown not in names else f"{place.shown} ({place.key})"
@@ -251,7 +251,7 @@ def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
 
 
 def _streams() -> Iterator[tuple[str, int]]:
-    """Yield digests of every random stream, read through its library, to check recovery by other means than recovery uses."""
+    """Yield digests of every random stream, read by other means than recovery uses, so that they check it."""
     yield "random:python", _digest(repr(random.getstate()).encode())
     numpy = sys.modules.get("numpy")
     if numpy is not None:

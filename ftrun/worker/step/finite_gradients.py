@@ -130,7 +130,7 @@ class FiniteGradients(StepObserver):
 
 
 def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum up in one kernel, without memory as large as the tensor. If it overflows, `gate_reached` checks the gradients themselves."""
+    """Sum up in one kernel, without memory as large as the tensor. If that overflows, `gate_reached` checks each gradient."""
     return tensor.detach().sum(dtype=torch.float32)
 
 

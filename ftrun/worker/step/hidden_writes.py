@@ -47,11 +47,11 @@ class HiddenWrites(StepObserver):
         return mark
 
     def loop_started(self, first: int, length: int) -> None:
-        """Forget the last checksum: a replacement also runs the code between two loops, so anything may change there."""
+        """Forget the last checksum: a replacement runs the code between two loops, too, so anything may change there."""
         self._after = None
 
     def handed_out(self, number: int) -> None:
-        """Compare with the end of the last body. Raises UsageError if the state changed, or if all replicas' did before the last gate."""
+        """Compare with the end of the last body. Raises UsageError for a change, or if all replicas changed before the last gate."""
         suspect, self._suspect = self._suspect, False
         if suspect and not self._state.holders.differ():  # all replicas were equal: each of them did it
             raise UsageError(_WRITTEN, explain="F308")
@@ -65,14 +65,14 @@ class HiddenWrites(StepObserver):
     def body_started(self) -> None:
         self._calls = 0
         self._before = self._mark()
-        # to read a GPU's memory would wait for the backward, which may wait for a dead peer: compare the counts of writes there
+        # a read of GPU memory would wait for the backward, which may wait for a dead peer: count writes there
         self._writes = self._state.writes_to_params() if self._state.gpu is not None else []
 
     def model_called(self, args: Any, kwargs: Any) -> None:
-        """Refuse a script that moves weights for a second forward and back again: the gate would not see it, nor a redone step undo it.
+        """Refuse weights that move for a second forward and back again: the gate does not see that, nor does a redone step undo it.
 
         Raises:
-            UsageError: If weights moved between two forwards.
+            UsageError: If they moved.
         """
         self._calls += 1
         if self._calls == 1:
@@ -89,7 +89,7 @@ class HiddenWrites(StepObserver):
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
         """Compare with the start of the body. Raises UsageError, or WorkerError (do the step again) if memory may have failed."""
         self._state.check_places()
-        # the device is done: a read before that could wait, without a way to wake it, for a collective with a dead peer
+        # the device is done: an earlier read could wait for a collective with a dead peer, and nothing would wake it
         if self._before == self._mark():
             return
         if number < FIRST or self._position.attempt > 0 or len(self._state.holders.comparable()) < 2:
@@ -104,10 +104,10 @@ class HiddenWrites(StepObserver):
         self._after = self._mark()
 
     def loop_ending(self, number: int) -> None:
-        """Check the parameters' places, which no look may have checked since a parameter was given other memory.
+        """Check the parameters' memory, since the last bodies may have had no look.
 
         Raises:
-            UsageError: If that happened.
+            UsageError: If a parameter was given other memory.
         """
         self._state.check_places()
 

@@ -63,7 +63,7 @@ class LeftOut(StepObserver):
         self.told_by.listen("arrived", self)
 
     def arrived(self, number: int) -> None:
-        """Compare and report at the gate at the end of a loop, for which `Variables` has captured all variables."""
+        """Compare and report at a loop's last gate, for which `Variables` has captured all variables."""
         self._compare()
         self._tell_kept(number)
         self.told_by.ignore("arrived", self)
@@ -118,19 +118,19 @@ class LeftOut(StepObserver):
         return {name: sign for name, sign in found.items() if name not in self._variables.ignored}
 
     def _is_fresh(self, name: str, loops: list[LoopNames]) -> bool:
-        """Does the script bind this name anew, here or in a loop around this one that has gone on since the first body?"""
+        """Does the script bind this name anew, here or in an outer loop that has gone on since the first body?"""
         return any(name in each.fresh or (self._loops > 1 and name in each.outside) for each in loops)
 
 
 @functools.cache
 def _of_every_optimizer() -> frozenset[str]:
-    """Return the attributes that torch, its schedulers and its scalers put into every optimizer; they are kept otherwise, or no state."""
+    """Return the attributes that torch, schedulers and scalers put into optimizers; these are kept elsewhere, or are no state."""
     left = ("_opt_called", "_step_count", "step", "grad_scale", "found_inf")
     return frozenset({*vars(torch.optim.SGD([torch.zeros(1)])), *left})
 
 
 def _own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state beside its groups and the state of each parameter; torch's own optimizers have none there."""
+    """Return an optimizer's state beside its groups and the state of each parameter; torch's own have none there."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     own = {} if is_torchs else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
     return {**own, **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}}

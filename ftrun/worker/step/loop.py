@@ -60,7 +60,7 @@ class Loop:
                 variables.leave()  # drops the loop's frames
 
     def _each(self, number: int, end: int, before: int) -> Iterator[Step]:
-        """Hand out the steps from gate number `number` up to the loop's `end`; `before`: how many steps of this run precede the loop."""
+        """Hand out steps from gate number `number` up to the loop's `end`; `before`: how many steps of this run precede the loop."""
         context, position = self.kit.context, self.kit.position
         while True:
             if context.stop_pending():
@@ -119,7 +119,7 @@ class Loop:
         return self.calls.run(fn)
 
     def _call_between(self, fn: Callable[[], T]) -> T:
-        """Call `fn` as a loop without steps: another try begins with the state at its start, and a gate ends it for all ranks."""
+        """Call `fn` as a loop without steps: each try begins with the state at its start, and a gate ends it for all ranks."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         recorder = kit.registry.recorder
         first, _ = self._as_begun(position.first, 0)
@@ -157,7 +157,7 @@ class Loop:
         call, self._calls_of_epochs = self._calls_of_epochs, self._calls_of_epochs + 1
         known = [mark for mark in recorder.marks if mark.get("call") == call] if kit.pending.resume >= 0 else []
         if known:
-            # no slot holds the script's work between two loops: the replacement of a rank that died there does it again
+            # no slot holds the script's work between two loops: a replacement of a rank that died there repeats it
             begun = [
                 mark for mark in known if mark["base"] < kit.pending.resume or self._handed_out_before(mark["base"])
             ]
@@ -212,7 +212,7 @@ class Loop:
     # -- the ends of a loop ------------------------------------------------------------------------------------------
 
     def _as_begun(self, first: int, length: int) -> tuple[int, int]:
-        """Return the first step index and the length of the next loop, as this rank's first incarnation noted them."""
+        """Return the next loop's first step index and length, as this rank's first incarnation noted them."""
         base, marks = self.kit.position.base, self.kit.registry.recorder.marks
         if self.kit.pending.resume >= 0:
             first, length = next(
@@ -228,7 +228,7 @@ class Loop:
         return first, length
 
     def _is_over(self, first: int, length: int) -> bool:
-        """Begin a loop of `length` steps. True: this is a replacement whose predecessor had left the loop, so it skips it."""
+        """Begin a loop of `length` steps. True: a replacement skips it, since its predecessor had left it."""
         kit, position = self.kit, self.kit.position
         kit.observers.loop_started(first, length)
         if kit.pending.resume > position.base + length:
@@ -259,7 +259,7 @@ class Loop:
         ledger.variables.leave()
 
     def _finish_recording(self) -> None:
-        """Keep the results of the collectives before the first step, which the loop is about to hand out."""
+        """Keep the results of the collectives before the first step, just before its hand-out."""
         kit, recorder = self.kit, self.kit.registry.recorder
         for number, pipeline in enumerate(pipelines.found(kit.state.python.objects)):
             self._take_in(f"pipeline {number}", pipeline)
@@ -275,7 +275,7 @@ class Loop:
     def _enter(self) -> int:
         """Enter the loop, and return the gate number at which this rank starts."""
         kit, context = self.kit, self.kit.context
-        # groups made since protect(); a run that has trained does not end because of one made in its first loop
+        # groups made since protect(); one made in the first loop does not end a run that has trained
         kit.registry.refuse_others(go_on=kit.position.where is not Where.BEFORE)
         context.cell.drop_flag(Flag.LOOP_DONE)
         if kit.position.where is Where.BEFORE:

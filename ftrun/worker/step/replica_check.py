@@ -32,7 +32,7 @@ class ReplicaCheck(StepObserver):
         self._state = state
         self._every = every
         self._ranks: frozenset[int] = frozenset()  # ranks that hold the same part of the state as this one
-        self._compared = False  # was this rank's state ever compared? Results of other states prove nothing about this one
+        self._compared = False  # was it ever compared? Results of other states prove nothing about this rank's
         self._agreed = -1  # number of the last gate that may open
         self._generation = 0  # generation of the last body
         self._told = False
@@ -76,7 +76,7 @@ class ReplicaCheck(StepObserver):
         return list(self._state.holders.entries(self._state.manifest, self._ranks))
 
     def may_open(self, number: int) -> bool:
-        """Compare for all ranks, in the rank that opens the gate. False: the launcher must first replace a rank with corrupt weights."""
+        """Compare for all ranks, before this one opens the gate. False: the launcher must first replace one with corrupt weights."""
         if self._agreed == number:
             return True
         groups: dict[int, list[Cell]] = {}
@@ -95,7 +95,7 @@ class ReplicaCheck(StepObserver):
         return True
 
     def _differ(self, number: int, cells: list[Cell]) -> None:
-        """Report that ranks that should hold the same do not, and that no majority tells which is wrong."""
+        """Report ranks that should hold the same and do not, where no majority tells which is wrong."""
         by_word = self._state.holders.rest_on_word
         self._context.note_inexact(Inexact.REPLICAS_DIFFER)
         if not self._context.board[Head.DIFFER]:

@@ -22,14 +22,14 @@ _WORDS = {
 
 
 class SameGate(StepObserver):
-    """Compares the ranks' gates when all have arrived, so that each is still there, and while one waits at the end of a loop or call."""
+    """Compares the ranks' gates when all have arrived, and are still there, and while one waits at the end of a loop or call."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._since: float | None = None  # when this rank first saw another one elsewhere
 
     def waiting(self, number: int) -> None:
-        """Check, at the gate of a loop's or a call's end, that no other rank is in the body of a step with this number or a later one.
+        """Check, at the end of a loop or call, that no other rank is in the body of a step with this number or a later one.
 
         Raises:
             UsageError: If one stays there.
@@ -44,7 +44,7 @@ class SameGate(StepObserver):
             raise UsageError(_sentence({here: [context.rank], 0: ahead}))
 
     def may_open(self, number: int) -> bool:
-        """Raises UsageError on each rank that would open the gate, if the ranks are at different kinds of gates."""
+        """Raises UsageError, on each rank that would open the gate, if the ranks' gates differ in kind."""
         if len({words[F.BUSY] & _KINDS for words in self._context.words_of_ranks}) < 2:
             return True
         if not self._is_shut(number):
