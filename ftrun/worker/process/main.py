@@ -159,7 +159,7 @@ def _tell_of_first_update(context: Context) -> None:
             told = True
             context.milestone(Flag.STEPPED)
 
-    # it stays: a hook that takes itself away while torch goes through the hooks is an error when another one follows
+    # the hook stays: torch raises if a hook removes itself while another one follows
     when_imported("torch.optim.optimizer", lambda optimizer: optimizer.register_optimizer_step_post_hook(stepped))
 
 

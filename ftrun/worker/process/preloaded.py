@@ -44,7 +44,7 @@ _TORCH = "torch"
 _SET = re.compile(rb"""environ(?:\[|\.setdefault\(|\.update\()[^=\n]*?["'](\w+)["']""")
 _IMPORTS_TORCH = re.compile(rb"^\s*(?:import\s+(?:[\w.]+\s*,\s*)*|from\s+)torch\b", re.MULTILINE)
 _LONGEST = 1 << 20  # bytes of a script that are searched
-_MARK = "fresh-workers"  # in the run directory: a worker of this run had to begin anew, so start the next ones so at once
+_MARK = "fresh-workers"  # file in the run directory: a worker had to begin anew, so start the next ones as fresh interpreters
 AGAIN = "a worker of this run had to begin anew"
 
 _plain = type(os.environ)

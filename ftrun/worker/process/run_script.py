@@ -36,7 +36,7 @@ def run_script(target: str) -> None:
     path = os.path.abspath(target)
     folder = folder_of("script", target)
     if folder == path:
-        runpy.run_path(target, run_name="__main__")  # which puts the folder or archive first
+        runpy.run_path(target, run_name="__main__")  # it puts the folder or archive first
         return
     _look_first_in(folder)
     if target.endswith(".pyc"):
@@ -59,14 +59,14 @@ def run_module(name: str) -> None:
         SystemExit: With Python's sentence if the module cannot be run.
     """
     _look_first_in(folder_of("module", name))
-    sys.argv[0] = "-m"  # what the interpreter says while a package's __init__ runs
+    sys.argv[0] = "-m"  # the interpreter's value while a package's __init__ runs
     spec = _found(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _found(f"{name}.__main__")
     code = spec.loader.get_code(spec.name) if spec is not None and hasattr(spec.loader, "get_code") else None  # type: ignore[union-attr]
     if spec is None or code is None:
         try:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)  # it fails, too, and says why
+            runpy.run_module(name, run_name="__main__", alter_sys=True)  # it fails, too, and tells why
         except ImportError as error:
             sys.exit(f"{sys.executable}: {error}")
         return
@@ -86,7 +86,7 @@ def _found(name: str) -> ModuleSpec | None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a package's own import failed
     except ValueError:
-        pass  # imported already, by something that left no spec
+        pass  # already imported, without a spec
     return None
 
 

@@ -71,7 +71,7 @@ class Checkpoint(NamedTuple):
         planner.set_up_planner(part.tensors, is_coordinator=True)
         writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a folder with files: other ranks' files
+            warnings.simplefilter("ignore")  # torch warns of other ranks' files
             plan = writer.prepare_local_plan(planner.create_local_plan())
         (plan,), described = planner.create_global_plan([plan])
         plan = planner.finish_plan(writer.prepare_global_plan([plan])[0])
@@ -113,7 +113,7 @@ class Checkpoint(NamedTuple):
         if size == self.size:
             return checkpoints.read(self._own(rank), device), []
         unlike: dict[tuple[Any, ...], None] = {}
-        host = torch.device("cpu")  # compares them there, two at a time
+        host = torch.device("cpu")  # compare the parts there, two at a time
         first = checkpoints.read(self._own(0), host)
         for one in range(1, self.size):
             part = checkpoints.read(self._own(one), host)

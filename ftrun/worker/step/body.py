@@ -54,7 +54,7 @@ from ftrun.worker.torch_compat.torch_private import swallowed_in_backward, write
 
 
 class Step:
-    """A step, which `Job.steps` and `Job.batches` hand out.
+    """A step, as the loops of `Job` hand it out.
 
     `index`: the step, from 0; with `job.epochs` and `job.batches` it begins anew in each epoch. `number`: how many
     steps of this run, in all its loops, come before it (those before a checkpoint belong to another run). `attempt`: how often it was
@@ -164,7 +164,7 @@ class Step:
 
 
 class Body:
-    """What happens between the two ends of `with step`."""
+    """Runs what ftrun does between the two ends of `with step`."""
 
     def __init__(self, kit: Kit, commit: Commit, calls: Calls, survivor: Survivor) -> None:
         self.kit = kit

@@ -47,7 +47,7 @@ _PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a 
 
 
 class DigestRecorder(StepObserver):
-    """The digests of one incarnation of a rank."""
+    """Records the digests of one incarnation of a rank."""
 
     def __init__(
         self, context: Context, state: ProtectedState, ledger: Ledger, left_out: LeftOut, folder: Path

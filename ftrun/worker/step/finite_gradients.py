@@ -42,8 +42,8 @@ class FiniteGradients(StepObserver):
         self._words = context.cell.words()
         self._nonfinite = nonfinite
         self._judged = False  # this body's gradients must be finite
-        self._poisoned = False  # numbers of this body were not finite on their way into a collective
-        self._exchanged = False  # numbers of this body were on their way into a collective
+        self._poisoned = False  # this body gave numbers to a collective that were not finite
+        self._exchanged = False  # this body gave numbers to a collective
         self._sums: list[
             torch.Tensor
         ] = []  # of device tensors that went into a collective: not finite if one of their numbers is not

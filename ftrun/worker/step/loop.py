@@ -216,7 +216,7 @@ class Loop:
         base, marks = self.kit.position.base, self.kit.registry.recorder.marks
         if self.kit.pending.resume >= 0:
             first, length = next(
-                # the last one: a job.call that raised was given up, and a loop began where it would have ended
+                # the last one: after a job.call that raised, a loop began where the call would have ended
                 (
                     (mark["first"], mark["length"])
                     for mark in reversed(marks)
