@@ -1,4 +1,4 @@
-"""What torch calls for `init_process_group("ftrun")` and `new_group`: the backend of a new process group."""
+"""Make the backend of a new process group, when torch asks for one in `init_process_group("ftrun")` or `new_group`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ftrun.worker.repair.replacement import report_no_source
 from ftrun.worker.repair.sources import read_log
 from ftrun.worker.torch_compat import torch_private
 
-_PATIENCE = dt.timedelta(days=30)  # of those that wait for a rank that is debugged
+_PATIENCE = dt.timedelta(days=30)  # timeout of ranks that wait for one in the debugger
 
 _registry: Registry | None = None
 
 
 def registry() -> Registry | None:
-    """This worker's groups; None when it was not started by ftrun or made no "ftrun" group."""
+    """Return this worker's groups; None if ftrun did not start it, or if it made no "ftrun" group."""
     return _registry
 
 
 def create(options: Any, _backend_options: Any) -> Any:
-    """Make the backend of a new process group, as torch's options say."""
+    """Make the backend of a new process group from torch's options."""
     global _registry
     torch_private.require(torch_private.NAMES, torch_private.START)
     context = Context.current
@@ -50,8 +50,8 @@ def create(options: Any, _backend_options: Any) -> Any:
 
 
 def _as_torch_does(options: Any) -> Any:
-    """In a process that ftrun did not start: the group that "nccl" or "gloo" would have given."""
-    # a group that is left to the interpreter's end aborts the process there, while its threads run
+    """Make the group that "nccl" or "gloo" would give, in a process that ftrun did not start."""
+    # a group that lives until the interpreter's end aborts the process there, while its threads run
     atexit.unregister(_destroy)
     atexit.register(_destroy)
     return make_group(options.store, options.group_rank, options.group_size, options.timeout, swappable=False).group

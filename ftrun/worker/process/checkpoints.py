@@ -1,4 +1,4 @@
-"""Checkpoints of a model that every rank has whole: one file, read without running code (`weights_only`)."""
+"""Write and read checkpoints of a model that every rank has whole: one file, read without running code (`weights_only`)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ State = dict[Any, Any]
 
 
 def mark_of(*words: object) -> str:
-    """Short, and the same on every rank that says the same."""
+    """Return a short mark of `words`: the same words give the same mark on every rank."""
     return f"{zlib.crc32(repr(words).encode()):08x}"
 
 
 def write(path: Path, state: State) -> None:
-    """Whole or not at all.
+    """Write a checkpoint whole or not at all.
 
     Raises:
-        OSError
+        OSError: If it cannot be written.
     """
     whole(path, lambda temporary: torch.save(state, temporary))
 
 
 def whole(path: Path, fill: Callable[[Path], object]) -> None:
-    """Let `fill` write a file, and give it its name once it is whole.
+    """Let `fill` write a temporary file, and rename it to `path` once it is whole.
 
     Raises:
-        OSError
+        OSError: If it cannot be written.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -44,7 +44,7 @@ def whole(path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def read(path: Path, device: torch.device) -> State:
-    """Raises UsageError for a folder."""
+    """Read a checkpoint. Raises UsageError for a folder."""
     if path.is_dir():
         raise UsageError(
             f"{path} is a folder, as job.save writes it for a model of which each rank has a part, and each rank has all of this one: lay "

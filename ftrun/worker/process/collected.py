@@ -1,6 +1,6 @@
-"""Does Python itself collect what a loop of the script gives? A comprehension does, and `sum()` over a generator.
+"""Detect whether Python itself collects the items of a loop, as a comprehension does, or `sum()` over a generator.
 
-What it has collected lies where nobody can put it back: in a replacement it begins anew.
+Nobody can restore such a half-built result: in a replacement it begins anew.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ftrun.worker.state.loop_names import parsed
 
 _FRAMES = ("<listcomp>", "<setcomp>", "<dictcomp>")  # a comprehension has a frame of its own until Python 3.11
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
-_ONE_BY_ONE = ("next", "send", "throw", "__next__")  # who calls one of them keeps what it gives in the script
+_ONE_BY_ONE = ("next", "send", "throw", "__next__")  # the caller of one of these keeps its result in the script
 
 
 def collector() -> str:
-    """What the script's code collects with that asks our iterator, as a person reads it; "" = it goes on one by one."""
+    """Return a readable name of the construct that collects our iterator's items; "" = the script takes them one by one."""
     for frame in frames():
         found = _collects(frame)
         if found or not frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_back is None:
@@ -42,9 +42,9 @@ def _collects(frame: FrameType) -> str:
 
 
 def _call(frame: FrameType) -> str:
-    """A call of what is no Python, which asks a generator; Python 3.10 does not say where in a line it is."""
+    """Return the call of a C function that consumes a generator; Python 3.10 does not tell where in a line it is."""
     if not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL"):
-        return ""  # a `for`, which may be in the same place: that of what it goes over
+        return ""  # a `for`, which may have the same position: that of its iterable
     at, nodes = _running(frame)
     for node in nodes:
         if isinstance(node, ast.Call) and _place(node) == at:
@@ -54,7 +54,7 @@ def _call(frame: FrameType) -> str:
 
 
 def _running(frame: FrameType) -> tuple[tuple[int | None, ...], list[ast.AST]]:
-    """Where in its source a frame is, and what that is made of."""
+    """Return a frame's position in its source, and all nodes of that source."""
     positions = getattr(frame.f_code, "co_positions", None)
     if positions is None:
         return (), []

@@ -1,4 +1,4 @@
-"""A worker in Python's debugger: nobody blames it, nor those that wait for it; with --debug-rank only that rank stops in it."""
+"""Let a worker stop in Python's debugger without blame for it or for ranks that wait for it; --debug-rank allows one rank only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _passing = False
 
 
 def pass_over() -> None:
-    """In a spare, and in a rank that has no terminal, breakpoint() does nothing."""
+    """Make breakpoint() do nothing, in a spare or in a rank without the terminal."""
     global _passing
     _passing, sys.breakpointhook = True, _passed_over
     when_imported("pdb", _replace)
 
 
 def settle(context: Context, debug_rank: int | None) -> None:
-    """The worker has its rank. `debug_rank`: the one that has the terminal, None = any may be debugged."""
+    """Allow or ignore breakpoints, once the worker has its rank. `debug_rank`: the rank with the terminal, None = any may stop."""
     global _passing
     if debug_rank is not None and debug_rank != context.rank:
         pass_over()
@@ -49,7 +49,7 @@ def _replace(pdb: ModuleType) -> None:
 
 
 def _tell_of(pdb: ModuleType, context: Context, debug_rank: int | None) -> None:
-    """Say on the board while somebody is asked; in the class itself, since torch's debugger is derived from it."""
+    """Show on the board when the debugger waits for input; patch the class itself, since torch's debugger derives from it."""
     plain = pdb.Pdb.interaction
     told = False
 

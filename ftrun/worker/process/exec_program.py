@@ -1,6 +1,6 @@
-"""Arguments with `${local_rank}`, and workers that are no Python (--no-python): the process becomes the program.
+"""Substitute `${local_rank}` in arguments, and turn the process of a worker that is no Python (--no-python) into its program.
 
-A program holds no life lock and beats no heart: what is known of it is that it started and how it ended.
+A program holds no liveness lock and writes no beat: the launcher only knows that it started and how it ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 import sys
 
 _MACRO = "${local_rank}"
-_NOT_FOUND, _NOT_RUNNABLE = 127, 126  # as a shell says it
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126  # a shell's exit codes
 
 
 def asks_for_rank(argv: list[str]) -> bool:
@@ -19,12 +19,12 @@ def asks_for_rank(argv: list[str]) -> bool:
 
 
 def substituted(argv: list[str], local_rank: int) -> list[str]:
-    """The arguments with the local rank in place of `${local_rank}`."""
+    """Return the arguments with the local rank in place of `${local_rank}`."""
     return [argument.replace(_MACRO, str(local_rank)) for argument in argv]
 
 
 def become(argv: list[str]) -> int:
-    """Run the program in place of this process. Returns only when that fails: the exit code, after saying why."""
+    """Run the program in place of this process. If that fails, print the reason and return the exit code."""
     # Python ignores these; a program expects to die of a closed pipe
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What `ftrun doctor` wants to know of torch, printed as one JSON object by a process of its own."""
+"""Print the facts about torch that `ftrun doctor` needs, as one JSON object; this runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def private_names() -> list[Any]:
-    """The entries of every file of torch_compat, as in docs/private-names.md."""
+    """Return the entries of every file of torch_compat, as in docs/private-names.md."""
     from ftrun.worker.torch_compat import (
         frames_private,
         loader_private,
@@ -25,7 +25,7 @@ def main() -> None:
     """Print the facts.
 
     Raises:
-        Whatever importing torch raises.
+        Exception: Whatever importing torch raises.
     """
     began = time.monotonic()
     import torch

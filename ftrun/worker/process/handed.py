@@ -1,4 +1,4 @@
-"""The iterators that a job hands out, and what may not stand around them."""
+"""The iterators that a job hands out; they refuse Python iterators and comprehensions around them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOPS = {
 
 
 class Handed(Iterator[T]):
-    """`call`: the method of the job that hands it out. `places`: where in the script that was looked at."""
+    """An iterator of a job. `call`: the job's method that makes it. `places`: lines of the script that were checked already."""
 
     def __init__(self, inner: Iterator[T], call: str, caller: Callable[[], str], places: set[str]) -> None:
         self._next = inner.__next__
@@ -45,14 +45,14 @@ class Handed(Iterator[T]):
         return self._next()
 
     def _refuse_counters(self) -> None:
-        """A replacement begins in the middle, where what Python's own iterators and comprehensions hold begins anew.
+        """Refuse Python's own iterators and comprehensions around this one: in a replacement, their state would begin anew.
 
         Raises:
-            UsageError
+            UsageError: If there is one.
         """
         place = self._caller()
         if place in self._places:
-            return  # to search all objects takes some 50 ms
+            return  # a search of all objects takes some 50 ms
         self._places.add(place)
         collects = collector()
         if collects:
@@ -71,7 +71,7 @@ class Handed(Iterator[T]):
 
 
 def _around(thing: Any) -> str:
-    """The name of an iterator of Python's own that holds `thing`; "" = none does."""
+    """Return the name of one of Python's own iterators that holds `thing`; "" = none does."""
     held = [one for one in gc.get_referrers(thing) if type(one) is tuple]  # zip has one
     for holder in gc.get_referrers(thing, *held):
         kind = type(holder)

@@ -1,4 +1,4 @@
-"""`ftrun.Job`: what the training script sees."""
+"""`ftrun.Job`, the object through which a training script uses ftrun."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Job:
-    """A training run of this rank. Made by `protect`; outside ftrun it only counts steps."""
+    """A training run of this rank, which `protect` makes; outside ftrun it only counts steps."""
 
     def __init__(
         self, loop: Loop | None, modules: list[torch.nn.Module], optimizers: list[Any], stateful: dict[str, Any]
@@ -46,8 +46,8 @@ class Job:
         self._saved: Counter[str] = Counter()  # how often `save` wrote a part to a folder
         self._counted_from: tuple[Any, ...] = ()
         self._made = time.time()
-        self._epoch: int | None = None  # of `epochs`
-        self._looked_at: set[str] = set()  # lines of the script where loops begin
+        self._epoch: int | None = None  # the last one of `epochs`
+        self._looked_at: set[str] = set()  # checked lines of the script where loops begin
         self._numbered = 0  # steps that were handed out outside ftrun
         self._logged = loop.kit.logged if loop else LoggedValues()
 
@@ -75,18 +75,18 @@ class Job:
 
     @property
     def generation(self) -> int:
-        """Number of the world that runs now; grows by one with each incident. 0 outside ftrun."""
+        """Number of the world that runs now; it grows by one with each incident. 0 outside ftrun."""
         return self._loop.kit.context.generation if self._loop else 0
 
     @property
     def start_step(self) -> int:
-        """Step at which the loop starts: 0, or the loaded checkpoint's. The same on every rank, on a replacement too."""
+        """Step at which the loop starts, on a replacement too: 0, or the loaded checkpoint's; the same on every rank."""
         return self._loaded
 
     # -- loops -------------------------------------------------------------------------------------------------------
 
     def steps(self, total: int, start: int | None = None, progress: bool = False) -> Iterator[Step]:
-        """Steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed.
+        """Hand out steps `start` (default: 0, or the loaded checkpoint's step) up to `total`, each until it is committed.
 
         `progress`: rank 0 draws a bar, by tqdm.
 
@@ -115,7 +115,7 @@ class Job:
                 raise UsageError(f"step {index} was taken from the loop, but its `with step:` was skipped", explain="F317")
 
     def epochs(self, total: int, start: int = 0) -> Iterator[int]:
-        """Epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
+        """Hand out epochs `start` up to `total`, each with a loop. A replacement begins in the epoch that runs, not in a past one."""
         return self._handed("job.epochs", self._epochs(start, total))
 
     def _epochs(self, start: int, total: int) -> Iterator[int]:
@@ -127,7 +127,7 @@ class Job:
             self._epoch = None
 
     def batches(self, loader: Iterable[Any], epochs: int = 1, progress: bool = False) -> Iterator[tuple[Step, Any]]:
-        """(step, batch) over `epochs` passes of a loader; keeps its place, and gives the same batch when a step is redone.
+        """Hand out (step, batch) over `epochs` passes of a loader; a step that is done again gets the same batch.
 
         `progress`: as in `steps`.
         """
@@ -136,18 +136,18 @@ class Job:
     def _batches(self, loader: Iterable[Any], epochs: int, progress: bool) -> Iterator[tuple[Step, Any]]:
         position = LoaderPosition(loader)
         for step in self._steps_over(position, epochs * position.length, progress=progress):
-            if self._loop is None:  # else the hand-out has it ready
+            if self._loop is None:  # else the hand-out has fetched it
                 position.ensure(step.index)
             yield step, position.batch
 
     def late_batches(
         self, loader: Iterable[Any], total: int, start: int | None = None
     ) -> Iterator[tuple[Step, Callable[[], Any]]]:
-        """(step, fetch) for steps `start` up to `total`, over as many passes of a loader as they take.
+        """Hand out (step, fetch) for steps `start` up to `total`, over as many passes of a loader as they take.
 
-        For a loop that does something between two steps, such as an evaluation in `job.call`, before it fetches its batch:
-        `fetch()`, called once before `with step`, gives the batch. A loader with `iterate_from(n)` is asked for its iterator
-        behind n batches by it; any other one is read up to there.
+        Use it if a loop does something between two steps, such as an evaluation in `job.call`, before it fetches its batch:
+        call `fetch()` once before `with step` to get the batch. To go on behind n batches, ftrun calls the loader's `iterate_from(n)`;
+        without that, it makes torch's DataLoader skip them, and reads them from any other loader.
         """
         return self._handed("job.late_batches", self._late_batches(loader, total, start))
 
@@ -181,7 +181,7 @@ class Job:
                 ledger.loader = ledger.loader_state = None
 
     def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run a function that communicates, such as an evaluation, and give its result; all do it again after a fault.
+        """Run a function that communicates, such as an evaluation, and return its result; after a fault all ranks run it again.
 
         Call it between two loops, or between the hand-out of a step and `with step`.
 
@@ -193,11 +193,11 @@ class Job:
     def log(self, **values: Any) -> None:
         """Log numbers of this step, as means over all ranks; every rank calls it in the body, before `optimizer.step()`.
 
-        The mean is made once for each step that is committed. After the `with`, `step.logged` has it, on every rank; rank 0 adds it to
-        `metrics.jsonl` in the folder of the run's logs. Tensors are taken as they are now; nothing is waited for before the gate.
+        ftrun computes the mean once for each committed step. After the `with`, `step.logged` has it, on every rank; rank 0 adds it to
+        `metrics.jsonl` in the folder of the run's logs. ftrun copies tensors as they are now, and waits for nothing before the gate.
 
         Raises:
-            UsageError: Outside a body, after the update, or for what is no number.
+            UsageError: Outside a body, after the update, or for a value that is no number.
         """
         position = self._loop.kit.position if self._loop else None
         if position is not None and position.where is Where.PASSED:
@@ -214,15 +214,15 @@ class Job:
     def state(self, *names: str, **values: Any) -> PlainValues:
         """Keep plain values with the step: numbers, strings, tensors, arrays, and lists and dicts of them.
 
-        They are put back when a step is done again, a replacement has them as of its step, and `job.save` writes them. Call it
+        ftrun restores them when a step is done again, a replacement has them as of its step, and `job.save` writes them. Call it
         before the first step.
 
         Args:
             *names: Global variables of the calling script, which goes on using them as they are: `job.state("best", "x", "y")`.
-            **values: What the returned object begins with: `kept = job.state(best=0.0)`, then read and write `kept.best`.
+            **values: Initial values of the returned object: `kept = job.state(best=0.0)`, then read and write `kept.best`.
 
         Raises:
-            UsageError
+            UsageError: If the script has no such global variable, or after the first step.
         """
         frame = outside()
         space = frame.f_globals if frame is not None else {}
@@ -250,7 +250,7 @@ class Job:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _folder(self, path: str | os.PathLike[str]) -> ShardedFolder | None:
-        """Where each rank writes its part of the model; None where this rank has all of it."""
+        """Return the folder for the ranks' parts of the model; None if this rank has all of it."""
         if not pipelines.has_a_part(param for module in self._modules for param in module.parameters()):
             return None
         from ftrun.worker.process.sharded_checkpoints import ShardedFolder
@@ -258,10 +258,10 @@ class Job:
         return ShardedFolder(Path(path), self.rank, self.world_size)
 
     def save(self, path: str | os.PathLike[str], step: int = 0) -> None:
-        """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call on one rank.
+        """Write a checkpoint (torch.save of state dicts and the next step) whole or not at all; call it on one rank.
 
-        Of a sharded model or a pipeline each rank has a part: call it on every rank. `path` is a folder then, with a checkpoint of
-        torch.distributed.checkpoint for each time.
+        Each rank has only a part of a sharded model or a pipeline: call it on every rank. Then `path` is a folder, with one
+        checkpoint of torch.distributed.checkpoint for each save.
         """
         stateful = {k: v.state_dict() for k, v in self._stateful.items() if hasattr(v, "state_dict")}
         folder = self._folder(path)
@@ -273,11 +273,11 @@ class Job:
         checkpoints.write(Path(path), {"step": step, "models": models, "optimizers": optimizers, "stateful": stateful})
 
     def _mark(self, path: str) -> tuple[str, float]:
-        """A mark that every rank gives to this call of `save`, and the time before which the same mark is another run's.
+        """Return a mark that every rank gives to this call of `save`, and the time before which the same mark belongs to another run.
 
-        A replacement does not know how often its predecessor has saved, nor how far it came. The last open gate tells: the next one opens
-        only when every rank, this one too, has come to it. Calls are counted from there, and from an incident: what is repeated after it,
-        all repeat. The world's stamp tells runs of one id apart, and the steps before a rollback from those after it. torchrun has no such
+        A replacement does not know how often its predecessor has saved, nor how far it came. So the ranks count calls from the last open
+        gate, since the next one opens only when every rank has arrived, and from an incident, after which all ranks repeat the same
+        calls. The world's stamp tells runs of one id apart, and the steps before a rollback from those after it. torchrun has no such
         stamp, but no replacements either.
         """
         kit = self._loop.kit if self._loop else None
@@ -294,10 +294,10 @@ class Job:
         return checkpoints.mark_of(*words, self._saved[path]), since
 
     def load(self, path: str | os.PathLike[str]) -> int:
-        """Read a checkpoint of `save` on every rank, before the loop; returns (and starts at) the step after it.
+        """Read a checkpoint of `save` on every rank, before the loop; return the step after it, at which the loop starts.
 
         Raises:
-            UsageError: Also for a folder in which parts are missing.
+            UsageError: After the first step, or if the checkpoint lacks parts or does not fit.
         """
         kit = self._loop.kit if self._loop else None
         if kit is not None and kit.position.number >= 0:

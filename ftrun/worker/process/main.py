@@ -1,6 +1,6 @@
-"""The first code of a worker: takes its cell on the board, then runs the user's script as `__main__`.
+"""The first code of a worker: it takes its cell on the board, then runs the user's script as `__main__`.
 
-Runs in a child of the fork server, or in a fresh interpreter that finds its spec in the descriptor FTRUN_SPEC.
+It runs in a child of the fork server, or in a fresh interpreter that reads its spec from the descriptor FTRUN_SPEC.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARK_DEADLINE = 10 * 365 * 86400.0  # a spare may wait for as long as the run l
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Run a worker to its end; never returns. Exit code: the script's."""
+    """Run a worker to its end, and exit with the script's exit code; never returns."""
     status = 1
     try:
         status = _run(spec)
@@ -54,7 +54,7 @@ def main(spec: dict[str, Any]) -> None:
 
 
 def main_of_program(started: list[str]) -> None:
-    """As `main`, in an interpreter of its own. `started`: the modules that it began with."""
+    """Run `main` in a fresh interpreter. `started`: the modules that it began with."""
     spec = fresh.spec()
     spec["started"] = started
     main(spec)
@@ -73,21 +73,21 @@ def _run(spec: dict[str, Any]) -> int:
     context.patient = spec.get("debug_rank") is not None
     context.one_console = bool(spec.get("one_console", False))
     if context.board[Head.ENDING]:
-        return 1  # the signal may have come before this process could hear it: the fork server ignores it
-    # without it the library behaves as under torchrun: nothing is recovered in place in a world of several nodes yet
+        return 1  # the signal may have come before this process could handle it: the fork server ignores it
+    # without it the library behaves as under torchrun: ftrun does not repair a world of several nodes in place yet
     Context.current = None if spec.get("plain") else context
     os.environ.update(spec["env"])
     os.environ[paths.ENV_RUN_DIR] = spec["run_dir"]
     os.environ[paths.ENV_CELL] = str(spec["cell"])
     for key in (*environment.RANK_KEYS, paths.ENV_ERROR_FILE):
         os.environ.pop(key, None)
-    began_with = dict(os.environ)  # before a spare's environment says who copies it
+    began_with = dict(os.environ)  # before a spare's environment detects copies of it
     _own_temporary_folder(context)
     cell = context.cell
     cell[F.PID] = os.getpid()
     cell[F.PROGRESS] = time.monotonic_ns()
     cell[F.BUSY] = Busy.FIRST
-    if spec["kind"] != "program":  # exec gives the lock up, which would be read as a death
+    if spec["kind"] != "program":  # exec gives the lock up, which the launcher would take for a death
         native.beat_start(
             cell.field_address(F.LIFE),
             cell.field_address(F.BEAT),
@@ -149,7 +149,7 @@ def _begin_anew(context: Context, spec: dict[str, Any], why: str, folder: str, v
 def _tell_of_first_update(context: Context) -> None:
     """Tell the launcher of the first step of an optimizer, whether the script protects its model or not; never imports torch.
 
-    From then on a restart from the beginning throws work away, and it is known whether the model is protected.
+    From then on a restart from the beginning throws work away, and the launcher knows whether the model is protected.
     """
     told = False
 
@@ -159,23 +159,23 @@ def _tell_of_first_update(context: Context) -> None:
             told = True
             context.milestone(Flag.STEPPED)
 
-    # it stays: a hook that takes itself away while torch goes through the hooks is an error when another one follows
+    # the hook stays: torch raises if a hook removes itself while another one follows
     when_imported("torch.optim.optimizer", lambda optimizer: optimizer.register_optimizer_step_post_hook(stepped))
 
 
 def _own_temporary_folder(context: Context) -> None:
-    """For the sockets of multiprocessing, where their names fit into an address."""
+    """Give this worker a temporary folder for multiprocessing's sockets, if their names fit into an address."""
     folder = paths.temporary_folder(context.run_dir, context.cell.index)
     if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-        with contextlib.suppress(OSError):  # no room: they lie where multiprocessing puts them by itself
-            folder.mkdir(mode=0o700, exist_ok=True)  # it is there when the process began anew
+        with contextlib.suppress(OSError):  # no room: multiprocessing uses its own folder
+            folder.mkdir(mode=0o700, exist_ok=True)  # it exists if the process began anew
             use_temporary_folder(str(folder))
 
 
 def _reseed(cell: int, rank: int | None) -> None:
-    """Forked workers share the parent's random state. In a process of its own each of these streams begins anywhere.
+    """Seed the random streams anew, which forked workers share with their parent; in a fresh process each begins anywhere.
 
-    Two runs that `ftrun verify` compares begin in the same place, or a script that seeds nothing could not be compared.
+    `ftrun verify` seeds two runs alike, since it could not compare a script that seeds nothing.
     """
     seed = None if paths.ENV_DIGESTS not in os.environ else cell if rank is None else rank
     random.seed(seed)
@@ -201,7 +201,7 @@ def _wait_for_rank(context: Context, spec: dict[str, Any]) -> None:
 
 
 def _meanwhile(context: Context) -> Callable[[], float]:
-    """What a parked spare does now and then: nothing in a program that has nothing to do with torch."""
+    """Warm up a parked spare, and return the function that it calls now and then; a program without torch has nothing to do."""
     if "torch" not in sys.modules:
         return lambda: LOOK_RARELY
     from ftrun.worker.process import warmup
@@ -223,9 +223,9 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(world.attempt)
     error_file = paths.error_file(Path(spec["logs"]), world.attempt, place.local_rank)
     os.environ[paths.ENV_ERROR_FILE] = str(error_file)
-    with contextlib.suppress(OSError):  # a spare may be here before its log files are; a full disk was told already
+    with contextlib.suppress(OSError):  # a spare may be here before its logs exist; a full disk was reported already
         files.make_folder(error_file.parent)
-        error_file.unlink(missing_ok=True)  # what a predecessor in this rank left is settled
+        error_file.unlink(missing_ok=True)  # a predecessor's failure, if any, is settled
     context.local_rank = place.local_rank
     debugger.settle(context, spec.get("debug_rank"))
     if context.on_rank is not None:
@@ -233,7 +233,7 @@ def _take_rank(context: Context, world: World, spec: dict[str, Any]) -> None:
 
 
 def _settler(context: Context, spec: dict[str, Any]) -> Callable[[], None]:
-    """What is left to do on this machine once the local rank is known."""
+    """Return the function that sets up devices and processors once the local rank is known."""
     unchanged = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script of a spare may set it
 
     def settle() -> None:
@@ -276,7 +276,7 @@ def _script(context: Context, spec: dict[str, Any]) -> int:
 
 
 def _thread_ended(context: Context, otherwise: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """What happens when an exception ends a thread of the script: the one that trains takes its worker with it, as the main one does."""
+    """Return a thread hook: an exception that ends the thread that trains ends its worker, as one in the main thread does."""
 
     def hook(args: Any) -> None:
         error = args.exc_value
@@ -300,6 +300,6 @@ def _thread_ended(context: Context, otherwise: Callable[[Any], Any]) -> Callable
 
 
 def _ended(context: Context) -> None:
-    end_as_python_does()  # the interpreter is left by os._exit
+    end_as_python_does()  # os._exit leaves the interpreter
     context.phase(Phase.DONE)
     context.milestone(Flag.EXITING)

@@ -1,7 +1,7 @@
-"""Which processors a worker is bound to (--numa-binding), read from /sys and /proc; and binding it.
+"""Choose a worker's processors from /sys and /proc, and bind the worker to them (--numa-binding).
 
-`processors` is a function of two folders and what it is told. A rank belongs to the NUMA node of its GPU; without GPUs
-the ranks are spread over the nodes in blocks. Never leaves the set of processors that the process may use already.
+`processors` is a function of two folders and its arguments. A rank belongs to the NUMA node of its GPU; without GPUs
+the ranks are spread over the nodes in blocks. It never leaves the set of processors that the process may use already.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PROC = Path("/proc")
 
 
 def bind(mode: str, local_rank: int, local_size: int, visible: str | None) -> set[int]:
-    """Bind every thread of this process; gives the processors, empty when nothing was to be done.
+    """Bind every thread of this process, and return its processors; empty if there is nothing to bind.
 
-    `visible`: CUDA_VISIBLE_DEVICES as the launcher had it, None when unset.
+    `visible`: CUDA_VISIBLE_DEVICES as the launcher had it, None if unset.
     """
     chosen = processors(mode, local_rank, local_size, os.sched_getaffinity(0), visible)
     if chosen:
@@ -40,7 +40,7 @@ def processors(
     sys: Path = _SYS,
     proc: Path = _PROC,
 ) -> set[int]:
-    """Processors for one rank, empty when the machine has one NUMA node or tells nothing."""
+    """Return the processors for one rank; empty if the machine has one NUMA node or does not report them."""
     nodes = _nodes(sys, allowed)
     if len(nodes) < 2:
         return set()
@@ -65,7 +65,7 @@ def processors(
 
 
 def cpu_list(text: str) -> set[int]:
-    """`0-3,8` as a set."""
+    """Parse `0-3,8` into a set."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -81,7 +81,7 @@ def _list_of(path: Path) -> frozenset[int]:
 
 
 def _nodes(sys: Path, allowed: set[int]) -> dict[int, set[int]]:
-    """NUMA node -> its processors that may be used; nodes without any are left out."""
+    """Map each NUMA node to its processors that the process may use; leave out nodes without any."""
     found = {}
     for folder in (sys / "devices/system/node").glob("node*"):
         if folder.name[4:].isdigit():
@@ -101,8 +101,8 @@ def _homes(local_size: int, nodes: dict[int, set[int]], gpus: list[str], sys: Pa
 
 
 def _gpus(visible: str | None, proc: Path) -> list[str]:
-    """PCI addresses of the GPUs that the run may use, by local rank."""
-    found: dict[str, str] = {}  # what CUDA_VISIBLE_DEVICES may call it -> address
+    """Return the PCI addresses of the GPUs that the run may use, by local rank."""
+    found: dict[str, str] = {}  # name in CUDA_VISIBLE_DEVICES -> address
     for number, folder in enumerate(sorted((proc / "driver/nvidia/gpus").glob("*"))):
         address = folder.name.lower()
         found[str(number)] = address
@@ -131,7 +131,7 @@ def _socket(cpu: int, sys: Path) -> int:
 
 
 def _last_cache(cpu: int, sys: Path) -> frozenset[int]:
-    """Processors that share the outermost cache with `cpu`."""
+    """Return the processors that share the outermost cache with `cpu`."""
     outermost, shared = -1, frozenset((cpu,))
     for index in (sys / f"devices/system/cpu/cpu{cpu}/cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):

@@ -1,14 +1,14 @@
-"""Keeps what a worker has imported before its script began from changing what the script sees.
+"""Hide from a script that its worker has imported modules, torch among them, before the script began.
 
 Under torchrun a worker is `python -u script`: the script's folder comes first for every import, torch's own among them, and
 torch reads its variables when the script imports it. Here the fork server has imported torch long before. So in a forked worker
 - a name in the script's folder that the fork server has found elsewhere, and a variable that the script's text sets above its
   import of torch, make the worker start as a fresh interpreter (`why_not_forked`);
 - modules that a fresh worker would not have yet are out of `sys.modules` until somebody imports them, and come back if that
-  import finds the same file (`Hidden`). When it is the turn of torch, or before it of another that is not the library's, and the script has
+  import finds the same file (`Hidden`). If the script imports torch, or before it another module outside the standard library, and has
   changed a variable that an import read, or put a folder on sys.path in which other modules are found, then the process begins
   anew, as a fresh interpreter.
-A fresh interpreter has imported less, all of it from the standard library: there `make_room` forgets what the script's folder shadows.
+A fresh interpreter has imported less: there `make_room` forgets modules that the script's folder shadows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ftrun.core.system import visible
 from ftrun.worker.process import run_script
 from ftrun.worker.torch_compat.torch_private import watch_environment
 
-# Variables that native libraries read while they are loaded, which no Python sees: the getenv calls of `import torch`.
+# Variables that native libraries read while they load, where Python cannot see it: the getenv calls of `import torch`.
 _NATIVE = re.compile(
     "(G?OMP|KMP|GOMP|MKL|MKLDNN|DNNL|ONEDNN|OPENBLAS|GOTO|BLIS|NPY|KINETO|PYTORCH)_"
     "|TORCH_(ALLOW|BLAS|CPP|CUSTOM|DISTRIBUTED_DEBUG|LINALG|ROCM|SHOW_CPP)"
@@ -43,8 +43,8 @@ _FILES = (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader)
 _TORCH = "torch"
 _SET = re.compile(rb"""environ(?:\[|\.setdefault\(|\.update\()[^=\n]*?["'](\w+)["']""")
 _IMPORTS_TORCH = re.compile(rb"^\s*(?:import\s+(?:[\w.]+\s*,\s*)*|from\s+)torch\b", re.MULTILINE)
-_LONGEST = 1 << 20  # bytes of a script that is looked at
-_MARK = "fresh-workers"  # in the run directory: a worker of this run had to begin anew, so start the next ones so at once
+_LONGEST = 1 << 20  # bytes of a script that are searched
+_MARK = "fresh-workers"  # file in the run directory: a worker had to begin anew, so start the next ones as fresh interpreters
 AGAIN = "a worker of this run had to begin anew"
 
 _plain = type(os.environ)
@@ -52,7 +52,7 @@ _answers: dict[tuple[object, ...], str] = {}  # of `why_not_forked`
 
 
 class _Reads(_plain):  # type: ignore[misc, valid-type]
-    """os.environ while the fork server imports: notes which variables are asked for. Going through all of them is no question."""
+    """os.environ while the fork server imports: it notes the variables that are read. Iteration over all of them does not count."""
 
     asked: ClassVar[set[str]] = set()
     passed: ClassVar[Counter[str]] = Counter()
@@ -83,20 +83,20 @@ _started: frozenset[str] = frozenset()  # those that a plain interpreter begins 
 
 
 def begin(started: Iterable[str]) -> None:
-    """The fork server is about to import what workers need. `started`: the modules that its interpreter began with."""
+    """Note the fork server's modules before its imports for workers. `started`: the modules that its interpreter began with."""
     global _common, _started
     _common, _started = frozenset(sys.modules), frozenset(started)
     watch_environment(_Reads)
 
 
 def imported_torch() -> None:
-    """It has imported torch, and nothing else yet."""
+    """Note the modules that torch brings, after its import and before any other."""
     global _with_torch
     _with_torch = frozenset(sys.modules) - _common
 
 
 def end() -> None:
-    """It has imported everything."""
+    """Stop watching the environment, after the last import."""
     watch_environment(_plain)
 
 
@@ -105,13 +105,13 @@ def _is_read(name: str) -> bool:
 
 
 def why_not_forked(spec: Mapping[str, Any]) -> str:
-    """Why this worker cannot be what a fork of this process is, "" when it can."""
+    """Return why this worker cannot be a fork of this process, "" if it can."""
     if spec["kind"] == "program":
         return ""
     if os.path.exists(os.path.join(spec["run_dir"], _MARK)):
         return AGAIN
     kind, target = spec["kind"], spec["argv"][0]
-    # asked again only where something changed: each fork waits for this, and the script may lie on a slow file system
+    # computed again only if something changed: each fork waits for this, and the script may lie on a slow file system
     key = kind, target, *map(_changed, (target, run_script.folder_of(kind, target)))
     if key not in _answers:
         _answers[key] = _why_not_forked(kind, target, spec["env"])
@@ -119,7 +119,7 @@ def why_not_forked(spec: Mapping[str, Any]) -> str:
 
 
 def _changed(path: str | None) -> int:
-    """When that was changed, 0 = it is not there."""
+    """Return when a file or folder last changed, 0 = it does not exist."""
     try:
         return 0 if path is None else os.stat(path).st_mtime_ns
     except OSError:
@@ -143,7 +143,7 @@ def _why_not_forked(kind: str, target: str, variables: Mapping[str, str]) -> str
 
 
 def mark(run_dir: Path) -> bool:
-    """Have the next workers of this run start as fresh interpreters. False when another worker has said so already."""
+    """Make the next workers of this run start as fresh interpreters. False: another worker has done so already."""
     try:
         (run_dir / _MARK).touch(exist_ok=False)
     except OSError:
@@ -152,14 +152,14 @@ def mark(run_dir: Path) -> bool:
 
 
 def shadowed(folder: str | None, among: Iterable[str] | None = None) -> list[str]:
-    """Imported top-level modules (or `among` them) that an import would find in this folder or archive, were it the first."""
+    """Return imported top-level modules (or `among` them) that an import would find in this folder or archive, were it the first."""
     if folder is None:
         return []
     names = {name for name in sys.modules if "." not in name} - _started if among is None else {*among}
     try:
         names &= {entry.partition(".")[0] for entry in os.listdir(folder)}
     except NotADirectoryError:
-        pass  # an archive: asked for each name
+        pass  # an archive: `find_spec` below tries each name
     except OSError:
         return []
     names -= {*sys.builtin_module_names, "__main__", "__mp_main__"}
@@ -167,7 +167,7 @@ def shadowed(folder: str | None, among: Iterable[str] | None = None) -> list[str
 
 
 def _is_other(found: ModuleSpec | None, module: ModuleType | None) -> bool:
-    """Is what an import finds another file than the module's? A folder without code (a namespace) hides no module."""
+    """Does an import find another file than the module's? A folder without code (a namespace) hides no module."""
     if found is None or found.origin is None:
         return False
     known = getattr(getattr(module, "__spec__", None), "origin", None)
@@ -177,9 +177,9 @@ def _is_other(found: ModuleSpec | None, module: ModuleType | None) -> bool:
 
 
 def make_room(folder: str | None, started: Iterable[str]) -> None:
-    """In a fresh interpreter: forget the modules that the script's folder shadows, and those that hold something of theirs.
+    """In a fresh interpreter: forget the modules that the script's folder shadows, and those that hold objects of theirs.
 
-    The script's imports then find what they would without us. Our own code keeps what it has. `started`: as in `begin`.
+    The script's imports then find the same files as without ftrun. ftrun's code keeps its modules. `started`: as in `begin`.
     """
     global _started
     _started = frozenset(started)
@@ -203,7 +203,7 @@ def _comes_from(value: object, modules: set[str]) -> bool:
 
 
 class Hidden:
-    """The modules that a fresh worker would not have, while nobody has imported them. On sys.meta_path, before all others.
+    """A finder at the head of sys.meta_path; it hides the modules that a fresh worker would not have until somebody imports them.
 
     `ours`: variables that the script does not set; `begin_anew(why)` makes this process a fresh interpreter.
     """
@@ -212,7 +212,7 @@ class Hidden:
         self._pid = os.getpid()
         self._begin_anew = begin_anew
         self._path = [*sys.path]
-        ours = {*ours, *RANK_KEYS, visible.VARIABLE}  # the last is read when a device is first used
+        ours = {*ours, *RANK_KEYS, visible.VARIABLE}  # torch reads the last when it first uses a device
         self._read = [name for name in _Reads.asked if name not in ours]
         self._variables = self._values()
         self._modules: dict[str, dict[str, ModuleType]] = {}
@@ -232,7 +232,7 @@ class Hidden:
         return {name: os.environ.get(name) for name in names}
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find nothing that is not ours; what is, as an import would, but for what loads it."""
+        """Find a hidden module as an import would, with a loader that reveals it; return None for any other name."""
         if name not in self._modules:
             return None
         found = self._elsewhere(name)
@@ -242,7 +242,7 @@ class Hidden:
         own = module.__spec__
 
         def reveal(module: ModuleType) -> None:
-            # once torch is there, the script may have begun what a process cannot begin anew, and variables are its own to set
+            # after its import of torch the script may have begun what a process cannot repeat, and may set variables freely
             if _TORCH in self._modules and name not in sys.stdlib_module_names and os.getpid() == self._pid:
                 self._compare(name)
             self._bring_back(name)
@@ -266,7 +266,7 @@ class Hidden:
                 sys.modules.setdefault(inner, module)
 
     def _compare(self, name: str) -> None:
-        """Would this module find and read now what it did? The script is about to import it."""
+        """Begin anew if this module, which the script imports now, would find other modules or read other variables than before."""
         now = self._values()
         changed = sorted(name for name in {*now, *self._variables} if now.get(name) != self._variables.get(name))
         other = {*self._modules} & {*sys.modules} - {name}  # the script has imported its own

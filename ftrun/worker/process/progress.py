@@ -1,4 +1,4 @@
-"""A bar over the steps of a loop, on rank 0. It shows the step that runs, also when that is done again or after a replacement."""
+"""Draw a bar over the steps of a loop, on rank 0. It shows the step that runs, also when it is done again or after a replacement."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ftrun.worker.step.body import Step
 
 
 def require() -> None:
-    """Raises UsageError without tqdm; on every rank, though only one draws."""
+    """Require tqdm on every rank, though only one draws. Raises UsageError without it."""
     if importlib.util.find_spec("tqdm") is None:
         raise UsageError("progress=True draws its bar with tqdm, which is not installed here; run: pip install tqdm")
 
 
 def shown(steps: Iterator[Step], total: int, epoch: int | None) -> Iterator[Step]:
-    """The same steps; `total`: the index at which they end; `epoch`: of job.epochs."""
+    """Yield the same steps and draw the bar. `total`: the index at which they end; `epoch`: that of job.epochs."""
     bar = None
     try:
         for step in steps:

@@ -1,6 +1,6 @@
-"""`ftrun.protect`: puts together what guards a rank's training state.
+"""`ftrun.protect` assembles the parts that guard a rank's training state.
 
-torch has called the backend (see backend.py) before: what exists since then is handed in here.
+torch has called the backend before (see backend.py), and the groups that this made are passed in here.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ def protect(
     Args:
         model: One module, or a list or dict of them.
         optimizer: One optimizer, or a list or dict of them.
-        *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator. Schedules of
-            torch.distributed.pipelining are found by themselves when the first loop begins.
+        *more: Schedulers, scalers, loaders: anything with state_dict() and load_state_dict(), or a torch.Generator. ftrun detects
+            schedules of torch.distributed.pipelining when the first loop begins.
         replicas: A process group, or a one-dimensional DeviceMesh, whose ranks hold the same weights and optimizer state as
-            this one without DistributedDataParallel, which proves it by itself. They are compared at every gate; once they differ
+            this one without DistributedDataParallel, which proves it by itself. ftrun compares them at every gate; once they differ
             no rank gets the values of another one any more.
-        variables: What of the script's own is kept with the step, beside what `job.state` is given: "off"; "auto", all that the loop
-            changes and Python can copy; or names, of variables and of attributes (`["best", "self.meters"]`).
-        ignore: Live objects that are meant to stay out, or names of variables; the search for forgotten state passes over them.
+        variables: The script's own variables that ftrun keeps with the step, beside those of `job.state`: "off"; "auto", all that the
+            loop changes and Python can copy; or names, of variables and of attributes (`["best", "self.meters"]`).
+        ignore: Live objects, or names of variables, that ftrun need not keep; the search for forgotten state skips them.
         **stateful: As `more`, by names that messages use.
 
     Returns:
         The job. Under plain python or torchrun it protects nothing.
 
     Raises:
-        UsageError: Something cannot be guarded.
+        UsageError: If ftrun cannot guard something.
     """
     global _job
     stateful = {f"{type(thing).__name__} {number}": thing for number, thing in enumerate(more)} | stateful
@@ -120,10 +120,10 @@ def protect(
 
 
 def _names_of(variables: str | Iterable[str]) -> list[str] | None:
-    """None = all.
+    """Return the names of the variables to keep, None = all.
 
     Raises:
-        UsageError
+        UsageError: For another word.
     """
     if variables == "auto":
         return None
@@ -135,7 +135,7 @@ def _names_of(variables: str | Iterable[str]) -> list[str] | None:
 
 
 def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
-    """Raises UsageError for a module whose parameters or buffers have no shape yet."""
+    """Refuse a module whose parameters or buffers have no shape yet. Raises UsageError."""
     for module in modules:
         for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
             if is_lazy(tensor):
@@ -146,10 +146,10 @@ def _refuse_lazy(modules: list[torch.nn.Module]) -> None:
 
 
 def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
-    """Is this torch one that can be guarded? Warns, once a run, of one that was never tried.
+    """Check that ftrun can guard this torch; warn once a run if nobody has tried ftrun with it.
 
     Raises:
-        UsageError
+        UsageError: If torch lacks something.
     """
     is_ddp = any(isinstance(module, DistributedDataParallel) for module in modules)
     is_sharded = any(is_spread(param) for module in modules for param in module.parameters())
@@ -170,10 +170,10 @@ def _check_torch(context: Context, modules: list[torch.nn.Module]) -> None:
 
 
 def _ranks_of(replicas: Any) -> tuple[int, ...]:
-    """The global ranks of a group or a mesh.
+    """Return the global ranks of a group or a mesh.
 
     Raises:
-        UsageError
+        UsageError: If it is neither.
     """
     if replicas is None:
         return ()
@@ -221,7 +221,7 @@ def _guard(
 
 
 def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
-    """Name, before anything dies, each model that no other rank is known to hold."""
+    """Warn at the start of each model that no other rank is known to hold."""
     alone = [] if context.rank != 0 or dist.get_world_size() == 1 or has_a_part(state.tensors) else state.holders.modules_alone()
     if not alone:
         return
@@ -250,7 +250,7 @@ def _each(value: Any, kind: type, name: str) -> list[Any]:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer that a framework's optimizer steps."""
+    """Return the torch optimizer inside a framework's optimizer."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer

@@ -1,7 +1,7 @@
-"""Runs the user's program as the interpreter would: in a module `__main__` that stays what it is until the process ends.
+"""Run the user's program as the interpreter would: in a module `__main__` that exists until the process ends.
 
-runpy's functions would not do: theirs know the script by the path as it was typed, which is wrong after a chdir, and take
-`__main__` away when the last line has run, while threads and atexit functions may still pickle what it holds.
+runpy's functions would not do: they keep the script's path as typed, which is wrong after a chdir, and remove `__main__`
+when the last line has run, while threads and atexit functions may still pickle its objects.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _before: list[types.ModuleType] = []  # the interpreter's own __main__: its code
 
 
 def folder_of(kind: str, target: str) -> str | None:
-    """The folder or archive that Python puts first on sys.path, None when it puts none there."""
+    """Return the folder or archive that Python puts first on sys.path, None if it puts none there."""
     safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH, since Python 3.11
     if kind == "module":
         return None if safe else os.getcwd()
     path = os.path.abspath(target)
     if pkgutil.get_importer(path) is not None:
         return path
-    return None if safe else os.path.dirname(os.path.realpath(path))  # the folder of what a link leads to
+    return None if safe else os.path.dirname(os.path.realpath(path))  # the folder of a link's target
 
 
 def run_script(target: str) -> None:
-    """Run a file, or a folder or archive that holds a `__main__.py`. sys.argv is the caller's business, sys.path ours."""
+    """Run a file, or a folder or archive that holds a `__main__.py`. The caller sets sys.argv, this function sets sys.path."""
     path = os.path.abspath(target)
     folder = folder_of("script", target)
     if folder == path:
-        runpy.run_path(target, run_name="__main__")  # which puts the folder or archive first
+        runpy.run_path(target, run_name="__main__")  # it puts the folder or archive first
         return
     _look_first_in(folder)
     if target.endswith(".pyc"):
@@ -45,7 +45,7 @@ def run_script(target: str) -> None:
     try:
         with io.open_code(path) as file:
             source = file.read()
-    except OSError as error:  # it was there when the run began
+    except OSError as error:  # the file existed when the run began
         print(f"{sys.executable}: can't open file {path!r}: {error}", file=sys.stderr)
         sys.exit(2)
     code = compile(source, path, "exec", dont_inherit=True)
@@ -56,17 +56,17 @@ def run_module(name: str) -> None:
     """Run a module as `python -m` does.
 
     Raises:
-        SystemExit: With Python's sentence when it is none that can be run.
+        SystemExit: With Python's sentence if the module cannot be run.
     """
     _look_first_in(folder_of("module", name))
-    sys.argv[0] = "-m"  # what the interpreter says while a package's __init__ runs
+    sys.argv[0] = "-m"  # the interpreter's value while a package's __init__ runs
     spec = _found(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _found(f"{name}.__main__")
     code = spec.loader.get_code(spec.name) if spec is not None and hasattr(spec.loader, "get_code") else None  # type: ignore[union-attr]
     if spec is None or code is None:
         try:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)  # it fails, too, and says why
+            runpy.run_module(name, run_name="__main__", alter_sys=True)  # it fails, too, and tells why
         except ImportError as error:
             sys.exit(f"{sys.executable}: {error}")
         return
@@ -86,7 +86,7 @@ def _found(name: str) -> ModuleSpec | None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a package's own import failed
     except ValueError:
-        pass  # imported already, by something that left no spec
+        pass  # already imported, without a spec
     return None
 
 

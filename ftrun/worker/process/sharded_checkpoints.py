@@ -1,8 +1,8 @@
-"""Checkpoints of a model of which each rank has a part: a folder, and in it one folder of `torch.distributed.checkpoint` for each moment.
+"""Checkpoints of a model of which each rank has a part: a folder, with one folder of `torch.distributed.checkpoint` for each save.
 
-No rank waits for another one, which may be dead by now: each writes its tensors with a description of them, as torch names it
-(`__RANK.metadata`), and before that, in `own-RANK.pt`, what is not spread over ranks. Whoever finds the descriptions of all makes one of
-them, `.metadata`, by which another number of ranks, or torch without ftrun, can read it. Until then the moment before is kept.
+No rank waits for another one, which may be dead by now. Each writes, in `own-RANK.pt`, the values that are not spread over ranks, and
+then its tensors with a description of them, as torch names it (`__RANK.metadata`). The rank that finds all descriptions merges them into
+`.metadata`, by which another number of ranks, or torch without ftrun, can read the checkpoint. Until then the ranks keep the one before.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Own = dict[tuple[Any, ...], Any]  # by place: ("step",), ("models", i, name), ("
 
 
 class CheckpointPart(NamedTuple):
-    """What one rank writes."""
+    """The part of a checkpoint that one rank writes."""
 
     tensors: dict[str, torch.Tensor]  # DTensors, by the name that they have in the checkpoint
     own: Own
 
 
 class Checkpoint(NamedTuple):
-    """A save of all ranks, or what is there of it."""
+    """A checkpoint of all ranks, or its parts so far."""
 
     step: int
     begun: int
@@ -64,24 +64,24 @@ class Checkpoint(NamedTuple):
         return self._described(rank).exists()
 
     def write(self, rank: int, part: CheckpointPart) -> None:
-        """Raises OSError."""
+        """Write a rank's part. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         checkpoints.write(self._own(rank), part.own)
         planner, writer = DefaultSavePlanner(), FileSystemWriter(self.folder)
         planner.set_up_planner(part.tensors, is_coordinator=True)
         writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is something: other ranks' files
+            warnings.simplefilter("ignore")  # torch warns of other ranks' files
             plan = writer.prepare_local_plan(planner.create_local_plan())
         (plan,), described = planner.create_global_plan([plan])
         plan = planner.finish_plan(writer.prepare_global_plan([plan])[0])
         writer.finish(described, [writer.write_data(plan, planner).wait()])
 
     def complete(self) -> bool:
-        """Is every rank's part there? Makes one description of theirs then.
+        """Is every rank's part there? If so, merge their descriptions into one.
 
         Raises:
-            OSError
+            OSError: If it cannot be written.
         """
         if self.missing():
             return False
@@ -94,14 +94,14 @@ class Checkpoint(NamedTuple):
         return True
 
     def forget(self, until: float) -> None:
-        """Let no part count that was written before this time."""
+        """Remove descriptions from before this time, so that their parts do not count."""
         for file in self.folder.glob("*" + _WHOLE):
             with contextlib.suppress(FileNotFoundError):
                 if file.stat().st_mtime < until:
                     file.unlink()
 
     def remove(self, rank: int) -> None:
-        """A rank's part, first of all its description; the last one takes the folder along."""
+        """Remove a rank's part, its description first; the last rank removes the folder, too."""
         files = (self.folder.glob(pattern) for pattern in (f"__{rank}{_WHOLE}", _WHOLE + "*", f"__{rank}[._]*", f"own-{rank}.*"))
         for file in (file for found in files for file in list(found)):
             file.unlink(missing_ok=True)
@@ -109,11 +109,11 @@ class Checkpoint(NamedTuple):
             self.folder.rmdir()
 
     def own(self, rank: int, size: int, device: torch.device) -> tuple[Own, list[tuple[Any, ...]]]:
-        """What a rank of a world of this size goes on with, and the places that have no answer: the ranks that wrote differ there."""
+        """Return a rank's own values in a world of this size, and the places where the ranks that wrote differ, which get none."""
         if size == self.size:
             return checkpoints.read(self._own(rank), device), []
         unlike: dict[tuple[Any, ...], None] = {}
-        host = torch.device("cpu")  # where they are compared, two at a time
+        host = torch.device("cpu")  # compare the parts there, two at a time
         first = checkpoints.read(self._own(0), host)
         for one in range(1, self.size):
             part = checkpoints.read(self._own(one), host)
@@ -122,10 +122,10 @@ class Checkpoint(NamedTuple):
         return {place: entry for place, entry in first.items() if place not in unlike}, list(unlike)
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Fill DTensors, each rank its parts of them.
+        """Fill DTensors; each rank fills its parts of them.
 
         Raises:
-            UsageError: One is not there, or not as this.
+            UsageError: If one is missing, incomplete, or of another shape.
         """
         described = _description(self.folder / _WHOLE)
         for name, tensor in tensors.items():
@@ -149,7 +149,7 @@ class Checkpoint(NamedTuple):
 
 
 class ShardedFolder:
-    """The checkpoints of a model of which each rank has a part. No rank waits for another one here."""
+    """The folder of a model's checkpoints. No rank waits for another one here."""
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         self._path = path
@@ -168,21 +168,21 @@ class ShardedFolder:
         """Write this rank's part.
 
         `mark` is that of the call in which all ranks save: another run may save at the same step. Parts of the same mark from before
-        `since` are another run's, too: those of torchrun have few words to tell them apart.
+        `since` belong to another run, too: marks of torchrun's runs may be equal.
 
         Raises:
-            OSError
-            UsageError: State is spread otherwise than its parameter can tell.
+            OSError: If it cannot be written.
+            UsageError: If a parameter does not tell how its state is spread.
         """
         self.write(step, mark, part_of(step, modules, optimizers, stateful), since)
 
     def load(
         self, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer], device: torch.device
     ) -> tuple[int, dict[str, Any]]:
-        """Load the newest moment of which every part is there; gives its step, and the other state.
+        """Load the newest complete checkpoint; return its step, and the other state.
 
         Raises:
-            UsageError
+            UsageError: If there is none, or it does not fit.
         """
         moment = self.newest()
         own, unlike = moment.own(self._rank, self._size, device)
@@ -205,16 +205,16 @@ class ShardedFolder:
         return int(own["step",]), {place[1]: saved for place, saved in own.items() if place[0] == "stateful"}
 
     def write(self, step: int, mark: str, part: CheckpointPart, since: float = 0.0) -> None:
-        """Keep this rank's part of a moment, once, and remove its parts that nobody needs.
+        """Write this rank's part of a checkpoint, once, and remove its parts of others that nobody needs.
 
         Raises:
-            OSError
+            OSError: If it cannot be written.
         """
         here = Checkpoint(step, 0, self._size, self._path / f"step-{step}-of-{self._size}-{mark}")
         known = [moment for moment in self.found() if moment.folder != here.folder]
         earlier = [moment for moment in known if moment.step <= step]
         if earlier and earlier[-1].size == self._size and earlier[-1].has(self._rank) and (missing := earlier[-1].missing()):
-            # whoever saves again knows that all have come past the last time
+            # a rank that saves again knows that all ranks have passed the last save
             print(
                 f"ftrun: the checkpoint of step {earlier[-1].step} in {self._path} is not complete, {named(missing)} wrote nothing: each "
                 "rank has only a part of this model, so call job.save on every rank (or they died while they wrote it)",
@@ -226,15 +226,15 @@ class ShardedFolder:
             here.write(self._rank, part)
         here.complete()
         newest = next((i for i in reversed(range(len(earlier))) if earlier[i].complete()), 0)
-        for moment in known:  # later ones are of a run before, or of steps that were taken back
+        for moment in known:  # later ones belong to a run before, or to steps before a rollback
             for rank in range(self._rank, moment.size, self._size) if moment not in earlier[newest:] else ():
                 moment.remove(rank)
 
     def newest(self) -> Checkpoint:
-        """The newest moment of which every part is there.
+        """Return the newest complete checkpoint.
 
         Raises:
-            UsageError
+            UsageError: If there is none.
         """
         if self._path.is_file():
             raise UsageError(f"{self._path} is a file, as job.save writes it for a model that each rank has whole: lay it out as it was")
@@ -254,7 +254,7 @@ class ShardedFolder:
         )
 
     def found(self) -> list[Checkpoint]:
-        """By step; of the same step as they were written."""
+        """Return the checkpoints, complete or not, by step and then by time."""
         found = []
         for folder in self._path.iterdir() if self._path.exists() else ():
             name = _MOMENT.fullmatch(folder.name)
@@ -272,7 +272,7 @@ _LAYOUT = copyreg.dispatch_table[torch.layout](torch.strided)[0]  # how torch pi
 
 
 class _Descriptions(pickle.Unpickler):
-    """Reads plain descriptions of tensors, and runs no other code than that of their classes."""
+    """Reads plain descriptions of tensors, and runs no code but that of their classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         known = module in ("torch", "torch.serialization", "pathlib", "pathlib._local") or module.startswith(_DESCRIBES)
@@ -285,7 +285,7 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _description(path: Path) -> Metadata:
-    """Raises UsageError for what this torch does not read, a newer one's perhaps."""
+    """Read a description. Raises UsageError if this torch cannot, since a newer one wrote it, say."""
     try:
         with path.open("rb") as file:
             found = _Descriptions(file).load()
@@ -297,7 +297,7 @@ def _description(path: Path) -> Metadata:
 
 
 def _merged(parts: list[Metadata]) -> Metadata:
-    """One description of all ranks' tensors."""
+    """Merge all ranks' descriptions into one."""
     tensors: dict[str, Any] = {}
     for part in parts:
         for name, one in part.state_dict_metadata.items():
@@ -307,7 +307,7 @@ def _merged(parts: list[Metadata]) -> Metadata:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal, bit for bit where it is tensors. Those that are made of several are not looked into."""
+    """Are two values equal, tensors bit for bit? Tensors made of several count as different."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -326,14 +326,14 @@ def _same(one: Any, other: Any) -> bool:
 def part_of(
     step: int, modules: Iterable[torch.nn.Module], optimizers: list[torch.optim.Optimizer], stateful: Mapping[str, Any]
 ) -> CheckpointPart:
-    """Raises UsageError for state that is spread otherwise than its parameter can tell."""
+    """Collect this rank's part. Raises UsageError for state whose parameter does not tell how it is spread."""
     part = CheckpointPart({}, {("step",): step, **{("stateful", name): saved for name, saved in stateful.items()}})
     for place, value, param in _values(modules, optimizers):
         said = shards.spread_of_state(value, param, name_of(place))
         local = local_of(value)
         if said is None:
             part.own[place] = ["plain", _alone(value)]
-        elif type(local) is not torch.Tensor:  # made of several, which torch does not lay out anew
+        elif type(local) is not torch.Tensor:  # made of several tensors, which torch does not lay out anew
             part.own[place] = ["local", local, said, shards.spread_of(value)]
         else:
             part.own[place] = ["spread", said, value.dtype]
@@ -347,7 +347,7 @@ def part_of(
 def _values(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[tuple[Any, ...], Any, torch.Tensor | None]]:
-    """(place, value, the parameter that it is spread as)."""
+    """Yield (place, value, the parameter that it is spread as)."""
     for i, module in enumerate(modules):
         for name, value in module.state_dict().items():
             yield ("models", i, name), value, value
@@ -359,7 +359,7 @@ def _values(
 
 
 def load_part(moment: Checkpoint, own: Own, modules: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
-    """Raises UsageError where a model or an optimizer is laid out otherwise than its checkpoint can be."""
+    """Load a checkpoint into models and optimizers. Raises UsageError if it cannot be laid out like them."""
     tensors: dict[str, torch.Tensor] = {}
     here = [module.state_dict() for module in modules]
     params = [_params(optimizer) for optimizer in optimizers]
@@ -380,7 +380,7 @@ def load_part(moment: Checkpoint, own: Own, modules: list[torch.nn.Module], opti
 
 
 def _laid_out(place: tuple[Any, ...], entry: list[Any], param: Any, into: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """What a place holds on this rank; of what torch will read the DTensor that it reads into, which `tensors` then has, too."""
+    """Return a place's value on this rank, or the DTensor that torch will fill, which `tensors` then holds, too."""
     kind, *words = entry
     if kind == "plain":
         if into is not None and shards.is_spread(into):
@@ -404,19 +404,19 @@ def _laid_out(place: tuple[Any, ...], entry: list[Any], param: Any, into: Any, t
 
 
 def name_of(place: tuple[Any, ...]) -> str:
-    """For messages, and in a checkpoint: `models.0.layer.weight`, `optimizers.0.state.3.exp_avg`."""
+    """Name a place in messages and checkpoints: `models.0.layer.weight`, `optimizers.0.state.3.exp_avg`."""
     return ".".join(map(str, place))
 
 
 def _name_among(place: tuple[Any, ...], tensor: Any) -> str:
-    """With the ranks it is spread over where that are not all: a stage of a pipeline may have names that another one has, too."""
+    """Name a place, with the tensor's ranks unless these are all: two stages of a pipeline may use the same names."""
     ranks = sorted(tensor.device_mesh.mesh.flatten().tolist())
     alone = len(ranks) < torch.distributed.get_world_size()
     return (f"ranks-{'-'.join(map(str, ranks))}." if alone else "") + name_of(place)
 
 
 def _alone(value: Any) -> Any:
-    """A tensor without the memory around it, which torch.save would write along."""
+    """Clone a tensor out of a larger storage, all of which torch.save would write."""
     small = type(value) is torch.Tensor and value.untyped_storage().nbytes() > value.nbytes
     return value.clone() if small else value
 

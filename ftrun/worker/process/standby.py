@@ -1,8 +1,8 @@
-"""Where a spare waits: it runs the script like everyone and parks the moment the script asks for its rank.
+"""Park a spare the moment the script asks for its rank; until then it runs the script like everyone.
 
-While parked-able, `os.environ` is an instance of a subclass that sees every read of a rank variable, from any thread (some
-scripts train beside their main thread), and the main thread's copies of the whole environment, but for those that a library
-makes while it is imported (tqdm looks so for its own variables): a spare would park there, before it has built anything.
+Meanwhile `os.environ` is an instance of a subclass that detects every read of a rank variable, from any thread (some
+scripts train beside their main thread), and the main thread's copies of the whole environment. It ignores copies that a library
+makes during its import (tqdm reads its own variables so): a spare would park there, before it has built anything.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ftrun.worker.torch_compat.torch_private import watch_environment
 
 _plain = type(os.environ)
 _promote: Callable[[], None] | None = None
-_waits = threading.Lock()  # held by the thread that is parked: others that ask meanwhile wait behind it
-_parked = 0  # that thread
-_owner = 0  # the spare's pid: what it forks has no rank to wait for
+_waits = threading.Lock()  # the parked thread holds it: others that ask meanwhile wait for it
+_parked = 0  # id of that thread
+_owner = 0  # the spare's pid: a process that it forks has no rank to wait for
 
 
 def _asked(by_name: bool = True) -> None:
-    """Park. Not `by_name`: by a copy of the whole environment, which a library's own threads make, too."""
+    """Park. Not `by_name`: after a copy of the whole environment, which a library's own threads make, too."""
     global _parked, _promote
     if _promote is None or _parked == threading.get_ident() or os.getpid() != _owner:
         return
@@ -39,7 +39,7 @@ def _asked(by_name: bool = True) -> None:
 
 
 def _while_a_library_is_imported() -> bool:
-    """Does the body of a module that is none of the script's come before any line of the script, seen from here?"""
+    """Does a library's import run now: is its `<module>` frame nearer than any frame of the script?"""
     for frame in frames():
         code = frame.f_code
         if is_script(code.co_filename):

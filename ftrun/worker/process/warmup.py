@@ -1,4 +1,4 @@
-"""Warm-up of a parked spare: it runs one toy step and maps the memory of every rank, so that a repair pays for no first call."""
+"""Warm up a parked spare: run one toy step and map the memory of every rank, so that a repair pays for no first call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ftrun.worker.memory.segment import Segment
 def up() -> None:
     """Run one training step of a toy model, so that a parked spare does not pay for first calls when it is needed.
 
-    A first call costs a hundred times the second (attention 26 ms, a convolution 14 ms). The script's random stream stays as
-    it was, and none of its modules, hooks or default device is used. Where torch could open an accelerator the backward is
-    left out: autograd counts the devices, and a script that reads its rank goes on to say which of them it wants to see.
+    A first call costs a hundred times the second (attention 26 ms, a convolution 14 ms). The toy step leaves the script's random
+    stream as it was, and uses none of its modules, hooks or default device. It omits the backward where torch could open an
+    accelerator: autograd counts the devices, and a script that has read its rank may still choose which of them to see.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(Exception))  # a spare can do without
@@ -64,12 +64,12 @@ class Ahead:
         self._context = context
         self._attempt = 0
         self._extent: dict[int, tuple[int, int, int]] = {}
-        self._opened = False  # the device
+        self._opened = False  # is the device open?
         self._world: World | None = None  # the newest one
-        self._missed = False  # something that is to be mapped was not there yet
+        self._missed = False  # some memory did not exist yet, or may grow soon
 
     def look(self) -> float:
-        """Map what is new since the last look; seconds until the next one. Never raises for an fd store or rank that is just gone."""
+        """Map memory that is new since the last look; return seconds until the next one. A missing fd store or rank raises nothing."""
         self._missed = False
         self._look()
         return LOOK_AGAIN if self._missed else LOOK_RARELY
@@ -81,7 +81,7 @@ class Ahead:
         world = self._world
         if world is None or world.generation != context.board[Head.PUBLISHED]:
             world = self._world = newest_world(context.run_dir, context.board)
-        if world.attempt != self._attempt:  # the world was started anew, with new memory
+        if world.attempt != self._attempt:  # the launcher restarted all workers, with new memory
             self._attempt = world.attempt
             self._extent.clear()
             for segment in context.mapped.values():
@@ -94,16 +94,16 @@ class Ahead:
             try:
                 self._map(place.rank)
             except OSError:
-                self._missed = True  # no fd store just now: mapped at the next look, or when needed
+                self._missed = True  # no fd store now: the next look maps it, or the repair does
         if not self._opened:
             self._open_device(world)
 
     def _open_device(self, world: World) -> None:
-        """Make a context and load ftrun's kernels where all ranks are on one device: whatever rank this spare takes is there.
+        """Make a context and load ftrun's kernels if all ranks are on one device, where this spare's rank will be.
 
         Among several devices a spare has none of its own before it has a rank, and a context takes hundreds of megabytes, so
-        it opens none. Nothing of torch's is made: its handles read settings that decide bits (CUBLAS_WORKSPACE_CONFIG), and
-        the script may not have made them yet.
+        it opens none. It makes no handle of torch's: these read settings that decide bits (CUBLAS_WORKSPACE_CONFIG), and
+        the script may not have set them yet.
         """
         arenas = [self._context.mapped.get((place.rank, "arena")) for place in world.places]
         known = [segment for segment in arenas if segment is not None and DeviceMemory.used_by(segment)]
@@ -112,7 +112,7 @@ class Ahead:
         self._opened = True
         devices = {DeviceMemory.device_of(segment) for segment in known}
         if len(devices) == 1:
-            with contextlib.suppress(cuda.CudaError):  # a replacement meets it again, and says so
+            with contextlib.suppress(cuda.CudaError):  # a replacement meets it again, and reports it
                 ordinal = ordinal_of(devices.pop())
                 if ordinal is not None:
                     cuda.load_kernels(ordinal)
@@ -132,7 +132,7 @@ class Ahead:
             return
         self._missed = True  # what grows may grow again soon
         if not arena.manifest_length:
-            return  # it is being written: at the next look
+            return  # its rank is writing it: the next look maps it
         self._extent[rank] = extent
         for offset, size in (arena.committed, arena.volatile):
             if size:

@@ -1,4 +1,4 @@
-"""What a script does behind a body that was left: may it read a name that bodies bind, and none has bound yet?"""
+"""Predict whether a script, after it leaves a body early, may read a name that bodies bind and that none has bound yet."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REGIONS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunction
 
 
 def reads_unbound(frames: Iterable[FrameType], is_body: Callable[[Any], bool]) -> bool:
-    """Behind a body is the rest of an iteration, or of a function. Where the body's source cannot be read nobody knows: True.
+    """Tell whether the rest of the iteration or function after a body may read an unbound name; True if its source is missing.
 
     Args:
-        frames: Those of the script, the innermost first.
-        is_body: Is that what `with` has entered? Where no `with` names it, each one that a frame is in may be the body.
+        frames: The script's frames, the innermost first.
+        is_body: Is this object the step that the `with` has entered? If no `with` names it, each `with` that a frame is in may be the body.
     """
-    places: list[tuple[bool, set[str] | None]] = []  # is it the body, and what is missing, None: nobody knows
+    places: list[tuple[bool, set[str] | None]] = []  # is it the body, and which names are missing; None: unknown
     for frame in frames:
         source = "".join(linecache.getlines(frame.f_code.co_filename))
         tree = parsed(source) if source else None
@@ -38,7 +38,7 @@ def reads_unbound(frames: Iterable[FrameType], is_body: Callable[[Any], bool]) -
 
 
 def _needed(tree: ast.Module, place: ast.With | ast.AsyncWith, frame: FrameType) -> set[str]:
-    """Names that the iteration or function around a `with` binds, and reads behind it; in a module, also by what it may call there."""
+    """Return names that the iteration or function around a `with` binds, and reads after it; in a module, also in called functions."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, _REGIONS) and node.lineno <= place.lineno <= (node.end_lineno or 0)]
     region = max(nodes, key=lambda node: node.lineno, default=tree)
     behind = [node for node in ast.walk(region) if getattr(node, "lineno", 0) > (place.end_lineno or 0)]
@@ -50,7 +50,7 @@ def _needed(tree: ast.Module, place: ast.With | ast.AsyncWith, frame: FrameType)
 
 
 def _bound_by(node: ast.AST) -> str | None:
-    """The name that an assignment, or a pattern of `match`, binds."""
+    """Return the name that an assignment, or a pattern of `match`, binds."""
     if isinstance(node, ast.Name):
         return node.id if isinstance(node.ctx, ast.Store) else None
     if isinstance(node, ast.MatchAs | ast.MatchStar):

@@ -1,33 +1,33 @@
-"""One step of the loop: `with step:` is the body, and everything that can go wrong in it is handled on the way out.
+"""One step of the loop: `with step:` is the body, and its `__exit__` handles everything that can go wrong in it.
 
-Theory of operation. `Position.where` says where the thread that trains is, and with that how the body may end:
+Theory of operation. `Position.where` says where the thread that trains is, and so how the body may end:
 
-    HANDED_OUT   the loop gave the step out; the script may communicate only in `job.call`
+    HANDED_OUT   the loop handed the step out; the script may communicate only in `job.call`
     BODY         before the gate: a stop, an exception or a peer's death aborts the body, and the world does the step again
-    PASSED       past the gate: this update must be finished, since others have begun theirs; collectives are refused
-    LEFT         the body is over: committed, or aborted and to be handed out again
+    PASSED       past the gate: this rank must finish the update, since others have begun theirs; ftrun refuses collectives
+    LEFT         the body is over: the step is committed, or aborted and will be handed out again
 
 The first `step()` of a protected optimizer carries the body from BODY to PASSED; a body without one passes its gate at its end.
 
 How a stop gets into a body. The control thread sees the generation move and wakes whatever the thread waits in: it closes the
-connections, and completes works that are still pending after 4 ms. The Interrupt is then raised by calls of ours (a collective, the
-gate, a boundary of the step), in the thread that it concerns. It is a BaseException, so that `except Exception` in a script does not
-swallow it. Only into Python that calls nothing of ours for half the stop timeout is it raised asynchronously.
+connections, and completes works that are still pending after 4 ms. Then calls of ftrun (a collective, the gate, a boundary of the
+step) raise Interrupt in the thread that trains. It is a BaseException, so that `except Exception` in a script does not swallow it.
+The control thread raises it asynchronously only if the script calls nothing of ftrun for half the stop timeout.
 
-How an asynchronous one stays inside the body. `Position.lock` is held to send it and to leave the body, and `forbid_interrupts` takes
-one that is on its way before the gate. A flag without the lock let 18 of 8,913 escape past the `with`; taking a pending one back by
-the C API leaves the interpreter looking for asynchronous exceptions at every later bytecode.
+How an asynchronous one stays inside the body. The sender holds `Position.lock`, and so does the end of the body; `forbid_interrupts`
+catches one that is on its way before the gate. A flag without the lock let 18 of 8,913 escape past the `with`; to take a pending one
+back by the C API leaves the interpreter looking for asynchronous exceptions at every later bytecode.
 
 What a body ends with:
-- no exception: the gate is passed, the update is there, `Commit.seal` makes it part of the training;
-- an Interrupt before the gate: nothing happened; modes of the thread (autocast, grad mode) are put back, and the loop rejoins;
+- no exception: the rank passed the gate and updated, and `Commit.seal` makes the update part of the training;
+- an Interrupt before the gate: nothing happened; the body restores the thread's modes (autocast, grad mode), and the loop rejoins;
 - an Interrupt past the gate: half an update cannot be undone here. This process makes way, and a replacement takes a replica's state;
-- an exception before the gate: it is reported, everyone does the step again once, and the same one a second time ends the run. After
-  a CUDA error nothing works in this process: it ends, and is replaced;
-- an exception past the gate: it leaves the script as under torchrun, since a replacement would never run what was still to come.
+- an exception before the gate: the rank reports it, everyone does the step again once, and the same one a second time ends the run.
+  After a CUDA error nothing works in this process: it ends, and the launcher replaces it;
+- an exception past the gate: it leaves the script as under torchrun, since a replacement would never run the rest of the body.
 
-What it writes at its gate and at its end, and in which order, stands in commit.py. The gradients are asked for once, before the gate,
-and held until the body ends, since each question makes new Python objects for all of them, and the optimizer is about to ask.
+commit.py says what a rank writes at its gate and at its end, and in which order. The body reads the gradients once, before the gate,
+and holds them until it ends: each read of `grad` makes new Python objects for all of them, and the optimizer is about to read them.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from ftrun.worker.torch_compat.torch_private import swallowed_in_backward, write
 
 
 class Step:
-    """Handed out by `Job.steps` and `Job.batches`.
+    """A step, as the loops of `Job` hand it out.
 
     `index`: the step, from 0; with `job.epochs` and `job.batches` it begins anew in each epoch. `number`: how many
-    steps of this run, in all its loops, come before it (those before a checkpoint are of another run). `attempt`: how often it was
-    begun again. `committed`: the update of this step is part of the model (test it in code after the `with`). `generation`: of the
-    world it ran in. `logged`: after the `with`, what `job.log` was given in it, as means over all ranks.
+    steps of this run, in all its loops, come before it (those before a checkpoint belong to another run). `attempt`: how often it was
+    begun again. `committed`: the update of this step is part of the model (test it in code after the `with`). `generation`: number of
+    the world it ran in. `logged`: after the `with`, the values that the script gave to `job.log`, as means over all ranks.
     """
 
     def __init__(self, index: int, number: int, body: Body | None = None) -> None:
@@ -69,7 +69,7 @@ class Step:
         self.is_committed = False
         self.logged: dict[str, float] = {}
         self.let_out = False  # an exception left the body: nobody may go on from here
-        self.alone_again = False  # it is begun again by this rank alone
+        self.alone_again = False  # only this rank begins it again
         self.entered = False
         self._inside = False
         self._body = body
@@ -81,7 +81,7 @@ class Step:
         """Is the update of this step part of the model? Known after the `with`.
 
         Raises:
-            UsageError: Inside it.
+            UsageError: If the script asks inside the `with`.
         """
         if self._inside:
             raise UsageError(
@@ -134,9 +134,9 @@ class Step:
         return False
 
     def _leave(self, body: Body, error: BaseException | None) -> bool:
-        """End the body. True: it was aborted, and the step is done again. Raises what a gate or an update raised."""
+        """End the body. True: it was aborted, and the loop does the step again. Raises what the gate or the update raises."""
         try:
-            if body.position.where is Where.BODY:  # else the gate has seen to it
+            if body.position.where is Where.BODY:  # else the gate has called it already
                 body.position.forbid_interrupts()
             if error is None:
                 if body.position.where is Where.BODY:
@@ -164,7 +164,7 @@ class Step:
 
 
 class Body:
-    """What happens between the two ends of `with step`."""
+    """Runs what ftrun does between the two ends of `with step`."""
 
     def __init__(self, kit: Kit, commit: Commit, calls: Calls, survivor: Survivor) -> None:
         self.kit = kit
@@ -178,15 +178,15 @@ class Body:
         self._updates = False  # a protected optimizer updates in this body
         self.logs = False  # this step had something to log, and is past its gate
         self._carry = False  # gradients live on over optimizer steps
-        self._marks: dict[int, tuple[int, int]] | None = None  # of the gradients that the body found: number -> object, writes
+        self._marks: dict[int, tuple[int, int]] | None = None  # gradients at the start of the body: number -> object, writes
         self._grads: list[torch.Tensor | None] = []
 
     def begin(self) -> None:
         """Enter the body."""
         kit, context, number = self.kit, self.kit.context, self.position.number
         self.position.where = Where.LOOP
-        # after a job.call the others may have to repeat it with us, or all go back to an earlier step: then the first
-        # collective (or the gate) hands the iteration out again
+        # after a job.call the others may have to repeat it with this rank, or all go back to an earlier step: then the first
+        # collective (or the gate) interrupts the body, and the loop hands the step out again
         while context.stop_pending() and not self._calls.made:
             if self._survivor.rejoin_at(number) is None:
                 break
@@ -202,7 +202,7 @@ class Body:
         self._observers.body_started()
 
     def _marked(self) -> dict[int, tuple[int, int]]:
-        """Of the gradients there are; in most bodies of a few of each optimizer, which a script zeroes as a whole."""
+        """Mark the gradients; in most bodies only a few of each optimizer, since a script zeroes them together."""
         state = self.kit.state
         some = enumerate(state.tensors) if state.looking else state.few
         if not state.is_sharded:
@@ -210,7 +210,7 @@ class Body:
         return {i: (id(grad), write_count(local_of(grad))) for i, p in some if (grad := p.grad) is not None}
 
     def model_called(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A protected model is called."""
+        """Note that the script calls a protected model."""
         self._words[F.PROGRESS] = time.monotonic_ns()
         if self.position.where is Where.BODY:
             self._observers.model_called(args, kwargs)
@@ -223,7 +223,7 @@ class Body:
             self._observers.forward_started()
 
     def backward_started(self) -> None:
-        """The first gradient of a body is about to be computed."""
+        """Note that the backward is about to compute the first gradient of a body."""
         if self.position.where is not Where.BODY or self._words[F.PHASE] == Phase.BACKWARD:
             return
         self.kit.context.phase(Phase.BACKWARD)
@@ -236,12 +236,14 @@ class Body:
             self._observers.backward_started()
 
     def update_begins(self, optimizer: Any, bare: bool = True) -> None:
-        """A protected optimizer is about to update: the first one in a body arrives at the gate.
+        """Begin the update of a protected optimizer; the first one in a body passes the gate.
+
+        Args:
+            optimizer: The optimizer, whose `step()` the script called.
+            bare: The script called `step()` without arguments.
 
         Raises:
-            UsageError
-
-        `bare`: its `step()` was called without arguments.
+            UsageError: Outside a body.
         """
         where = self.position.where
         if where is not Where.BODY and where is not Where.PASSED:
@@ -252,22 +254,24 @@ class Body:
         self.kit.ledger.region.update_begins(optimizer, bare)
 
     def update_done(self, *_: Any) -> None:
-        """A protected optimizer has stepped."""
+        """Note that a protected optimizer has stepped."""
         if self.kit.ledger.region.plain:
             self.kit.ledger.region.update_done()
 
     def pass_gate(self, optimizer: Any = None) -> None:
         """Arrive and go on into the update of `optimizer`; without one the body ends here.
 
-        Raises Interrupt when the world was stopped before the gate opened, and what an observer finds wrong.
+        Raises:
+            Interrupt: If the launcher stopped the world before the gate opened.
+            Exception: Whatever an observer raises.
         """
         kit, context, number = self.kit, self.kit.context, self.position.number
         if not self._forward:
-            self._forward_starts()  # the body called no protected model
+            self._forward_starts()  # the body has called no protected model
         self.position.forbid_interrupts()
         context.phase(Phase.GATE)
         kit.registry.settle()
-        # kept until the body ends: the optimizer is about to ask for them too, and asking makes them anew
+        # kept until the body ends: the optimizer is about to read them too, and a read makes new objects
         grads = self._grads = kit.state.grads()
         self._observers.gate_ahead(number, optimizer, grads)
         accumulating = optimizer is None or self._carry
@@ -277,7 +281,7 @@ class Body:
             self._commit.record(number, accumulating, grads, optimizer)
         kit.state.finish_device(context.stop_pending)
         if context.stop_pending():
-            raise Interrupt  # gradients may be garbage: collectives are completed when the world stops
+            raise Interrupt  # gradients may be garbage: a stop completes collectives
         if kit.registry.broken is not None:
             kit.registry.check()
         self._observers.gate_reached(number, optimizer, grads)
@@ -296,7 +300,7 @@ class Body:
             self._observers.update_started(number)
 
     def complete(self) -> None:
-        """The body was left after its gate: seal what it did."""
+        """Seal the step, since the script left the body after its gate."""
         kit, context, number = self.kit, self.kit.context, self.position.number
         kit.ledger.updated = self._updates
         self._grads = []
@@ -320,16 +324,16 @@ class Body:
             kit.snapshots.take_if_due(number + 1)
 
     def leave(self) -> None:
-        """The body was aborted, or raised."""
+        """Leave a body that was aborted, or that raised."""
         self._grads = []
         self.position.raised_after_gate = self.position.where is Where.PASSED
         self.position.leave_body()
 
     def raised(self, error: Exception) -> bool:
-        """A body raised. True = the world redoes the step (the exception was reported); False = let it out."""
+        """Report a body's exception, unless a stop caused it. True = the world does the step again; False = let it out."""
         context, passed = self.kit.context, self.position.where is Where.PASSED
         if context.stop_pending() and not passed:
-            return True  # a consequence of the stop: whatever failed was cut off
+            return True  # a consequence of the stop, which cut the collective off
         self.position.forbid_interrupts()
         report_exception(context, error, "body")
         if passed or final_code(error) or symptoms.of_exception(error).fault is Fault.CUDA:

@@ -1,4 +1,4 @@
-"""job.call between the hand-out of a step and its body: functions that communicate. After a stop everyone repeats them."""
+"""`job.call` between the hand-out of a step and its body runs functions that communicate. After a stop every rank repeats them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Calls:
         self._kit = kit
         self._survivor = survivor
         self.made: list[Callable[[], Any]] = []
-        self._before: tuple[Any, dict[str, bytes]] = ({}, {})  # random streams and Python state, before the first of them
+        self._before: tuple[Any, dict[str, bytes]] = ({}, {})  # random streams and Python state before the first call
 
     def forget(self) -> None:
-        """A step is handed out: its iteration has made no call yet."""
+        """Forget the calls of the last iteration, since the loop hands out the next step."""
         self.made = []
         self._kit.position.called = False
 
     def run(self, fn: Callable[[], T]) -> T:
-        """The result of `fn`, called until it completes in a world that nobody stops.
+        """Call `fn` until it completes in a world that nobody stops, and return its result.
 
         Raises:
-            UsageError
+            UsageError: Inside a body, or where the loop has handed out no step.
         """
         context, position = self._kit.context, self._kit.position
         if position.where is Where.BEFORE:
@@ -64,7 +64,7 @@ class Calls:
 
     def _once(self, fn: Callable[[], T], again: bool) -> T:
         def every() -> T:
-            if again:  # the replacement makes them all: so does everyone
+            if again:  # the replacement makes all calls of the iteration, so every rank does
                 self._kit.state.python.apply(self._before[1], in_call=True)
                 self._kit.ledger.variables.put_back(self._before[1])
                 rng.apply(self._before[0])
@@ -79,7 +79,7 @@ class Calls:
             self._kit.registry.calling -= 1
 
     def interruptible(self, fn: Callable[[], T]) -> T:
-        """The result of `fn`. Raises Interrupt when the world was stopped meanwhile, wherever `fn` was, and whatever it raised."""
+        """Call `fn` and return its result. Raises Interrupt if a stop cut `fn` off, whatever exception `fn` raised."""
         context, position = self._kit.context, self._kit.position
         context.busy(Busy.CALL, True)
         modes, weights = thread_modes(), self._kit.state.weights_aside()
@@ -95,14 +95,14 @@ class Calls:
                 context.leaves()
                 raise
             restore_modes(modes)
-            weights.put_back()  # before anybody is told that this rank has stopped, and copies them
+            weights.put_back()  # before another rank learns that this one has stopped, and copies them
             raise Interrupt from error
         finally:
             context.busy(Busy.CALL, False)
 
 
 def thread_modes() -> tuple[Any, ...]:
-    """torch's settings of this thread that an interrupted `with` of the script may leave behind."""
+    """Return torch's settings of this thread that an interrupted `with` of the script may leave behind."""
     return (
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"),

@@ -1,15 +1,15 @@
-"""What a rank computed, step by step, as digests in a file: the worker's half of `ftrun verify`.
+"""Record digests of what a rank computes, step by step, in a file: the worker's half of `ftrun verify`.
 
-On when FTRUN_DIGESTS names a folder. Every incarnation of a rank writes a
+FTRUN_DIGESTS names a folder and switches this on. Every incarnation of a rank writes a
 file of its own, so that a line torn by a kill is always the last. `ftrun/verify/digests.py` reads them.
 
-    {"names": [...], "point": "start", "parts": {...}}     what the values of later lines of that point are digests of, and of those that
-                                                           are a rank's part of a sharded tensor which part, see state/shard_places.py
+    {"names": [...], "point": "start", "parts": {...}}     names of the values in later lines of that point; `parts`: which part of a
+                                                           sharded tensor this rank digests, see state/shard_places.py
     {"point": "start", "loop": 1, "step": 4, "attempt": 0, "values": [...]}
 
 `start`: the state as of the start of a step (a step done again, or begun by a replacement, must find the same), `gate`: the
 gradients of a step that passed its gate, `end`: the script's own values at the end of a loop, and `exit`: the state when the script
-ends. Changes nothing of what is computed.
+ends. The recorder does not change the results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PROGRESS = struct.Struct("<qq")  # steps begun, steps of the loop; one entry a 
 
 
 class DigestRecorder(StepObserver):
-    """The digests of one incarnation of a rank."""
+    """Records the digests of one incarnation of a rank."""
 
     def __init__(
         self, context: Context, state: ProtectedState, ledger: Ledger, left_out: LeftOut, folder: Path
@@ -60,7 +60,7 @@ class DigestRecorder(StepObserver):
         self._folder = folder
         self._file = -1
         self._names: dict[str, list[str]] = {}
-        self._parts: dict[str, Any] = {}  # by name, of sharded tensors
+        self._parts: dict[str, Any] = {}  # name of a sharded tensor -> this rank's part
         self._loop = 0
         self._first = 0
         self._length = 0
@@ -82,10 +82,10 @@ class DigestRecorder(StepObserver):
         self._first, self._length = first, length
 
     def handed_out(self, number: int) -> None:
-        """What a step starts from.
+        """Record the state at the start of a step.
 
         Raises:
-            DeviceError: When it cannot be written.
+            DeviceError: If the file cannot be written.
         """
         step = self._step = self._position.index_of(number)
         self._outputs.clear()
@@ -94,7 +94,7 @@ class DigestRecorder(StepObserver):
         self._show_progress(step)
 
     def gate_passed(self, number: int) -> None:
-        """What the model gave, each rank's own gradients, and those that it updates with."""
+        """Record the model's outputs, this rank's own gradients, and the reduced gradients."""
         grads = [
             self._digested(f"gradient:{_plain(name)}", param.grad)
             for name, param, _ in self._state.params
@@ -108,13 +108,13 @@ class DigestRecorder(StepObserver):
         self._at_loop_end = True
 
     def arrived(self, number: int) -> None:
-        """At the gate at the end of a loop, for which all of the script's variables were looked at."""
-        if self._at_loop_end and self._position.where is Where.LOOP:  # and not stopped before it came there
+        """Record the script's variables at a loop's last gate, for which `Variables` captured all of them."""
+        if self._at_loop_end and self._position.where is Where.LOOP:  # false if a stop came before the loop's end
             self._at_loop_end = False
             self._write("end", self._position.index_of(number), list(self._variables()))
 
     def _exit(self) -> None:
-        """The script has ended."""
+        """Record the state when the script ends."""
         if self._file >= 0 and self._context.is_main_process():
             self._write("exit", self._step, list(self._values()))
 
@@ -157,13 +157,13 @@ class DigestRecorder(StepObserver):
         yield "batch:loader", value
 
     def _live(self) -> Iterator[tuple[str, int]]:
-        """What the script holds, and is not kept."""
+        """Yield digests of values that the script holds and ftrun does not keep."""
         for name, value in self._left_out.look(across=True).items():
             if value is not None:
                 yield f"live:{name}", _digest(value if isinstance(value, bytes) else repr(value).encode())
 
     def _variables(self) -> Iterator[tuple[str, int]]:
-        """What is kept, and, to be compared with a run that keeps it, all else; without a copy that can be compared, the name alone."""
+        """Yield digests of all variables, kept or not, since the other run may keep them; or the name, if no copy is comparable."""
         names: set[str] = set()
         for place, copy, is_kept in list(self._ledger.variables.values()):
             name = place.shown if place.shown not in names else f"{place.shown} ({place.key})"
@@ -175,7 +175,7 @@ class DigestRecorder(StepObserver):
                 yield f"uncompared:{name}", 0
 
     def _digested(self, name: str, tensor: torch.Tensor, seed: int = 0) -> tuple[str, int]:
-        """A name with the digest of what this rank holds of a tensor; which part that is, is kept."""
+        """Return a name with the digest of this rank's part of a tensor, and remember which part that is."""
         if name not in self._parts:
             self._parts[name] = shard_place(tensor)
         return name, tensor_digest(tensor, seed)
@@ -225,7 +225,7 @@ class DigestRecorder(StepObserver):
         return self._folder / f"rank-{cell.rank}-{cell.index}.jsonl"
 
     def _show_progress(self, step: int) -> None:
-        """For a progress bar, which nothing depends on."""
+        """Write the progress for a progress bar; nothing else reads it."""
         try:
             file = os.open(self._folder / "progress", os.O_WRONLY | os.O_CLOEXEC)
         except OSError:
@@ -239,7 +239,7 @@ class DigestRecorder(StepObserver):
 
 
 def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
-    """64 bits of a tensor's bytes, wherever it is; `seed` chains several."""
+    """Return 64 bits that digest a tensor's bytes, on any device; `seed` chains several."""
     try:
         for part in parts_of(local_of(tensor.detach())).values():
             value = content(part, seed)
@@ -251,7 +251,7 @@ def tensor_digest(tensor: torch.Tensor, seed: int = 0) -> int:
 
 
 def _streams() -> Iterator[tuple[str, int]]:
-    """Every random stream, as its library shows it: what recovery copies is checked by other means than it used."""
+    """Yield digests of every random stream, read by other means than recovery uses, so that they check it."""
     yield "random:python", _digest(repr(random.getstate()).encode())
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -267,7 +267,7 @@ def _digest(data: bytes) -> int:
 
 
 def _plain(name: str) -> str:
-    """`param.0.module.first.weight` as the script would call it."""
+    """Return the script's own name for `param.0.module.first.weight`."""
     kind, _, rest = name.partition(".")
     owner, _, path = rest.partition(".")
     if kind == "buffer":

@@ -1,7 +1,6 @@
-"""Injected faults that need more than a process to strike: wrong numbers, and connections that drop.
+"""Inject the faults that need a worker's own objects to strike: wrong numbers, and connections that drop.
 
-Only what a worker knows of itself stands here; when and whether they strike is decided by ftrun.faults.trigger. Each
-event of the loop is one of the phases of a plan.
+ftrun.faults.trigger decides whether and when they strike. Each event of the loop is one of the phases of a plan.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Prepared = tuple[str, Callable[[], None]]
 
 
 class FaultEffects(StepObserver):
-    """Lets the faults of this rank strike, by the plan and the chance that its run was started with, if any."""
+    """Lets the faults of this rank strike, by the plan and the chance with which a person started the run, if any."""
 
     def __init__(self, registry: Registry, state: ProtectedState) -> None:
         context = registry.context
@@ -49,7 +48,7 @@ class FaultEffects(StepObserver):
         self._position = context.position
         self._board, self._cell = context.board, context.cell
         self._trigger = Trigger(plan, context.rank, context.run_dir, context.board, own, dice)
-        self._listens = False  # to the phases of a step, for which a plan or a request is needed
+        self._listens = False  # to the phases of a step; only a plan or a request needs them
 
     def _strike(self, phase: str, number: int) -> None:
         trigger = self._trigger
@@ -94,7 +93,7 @@ class FaultEffects(StepObserver):
 
 
 class _Nan:
-    """One value of what this rank computes is NaN: of the model's output (so of the loss), or of one gradient."""
+    """Makes one value that this rank computes NaN: of the model's output (so of the loss), or of one gradient."""
 
     def __init__(self, state: ProtectedState) -> None:
         self._state = state
@@ -132,7 +131,7 @@ class _Nan:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Floating-point tensors in a model's output."""
+    """Return the floating-point tensors in a model's output."""
     if isinstance(value, torch.Tensor):
         return [value] if value.is_floating_point() and value.numel() else []
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -140,7 +139,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 class _Bitflip:
-    """One bit of one parameter, where it lies in the arena."""
+    """Flips one bit of one parameter in the arena."""
 
     def __init__(self, state: ProtectedState) -> None:
         self._state = state
@@ -165,7 +164,7 @@ class _Bitflip:
 
 
 class _Comm:
-    """The connections of every group of this rank are shut down, as by a link or a switch that fails."""
+    """Shuts down the connections of every group of this rank, as a failing link or switch does."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

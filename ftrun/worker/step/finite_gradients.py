@@ -1,8 +1,8 @@
-"""Finite gradients: a rank looks at what it gives to the others, and at the result before it arrives.
+"""Finite gradients: a rank checks the numbers that it gives to the others, and the result before it arrives.
 
-To read every number of a large model in every step costs more than a step may: so of what goes into each exchange a part is read that
-the budget of the checks pays for, another part in each step and never less than 64 Ki numbers; small models and long steps are read
-whole. The result of the exchange is read whole where a part was not finite, and in the bodies that are looked at.
+To read every number of a large model in every step costs too much. So a rank reads the part of each exchange that the budget of the
+checks pays for, another part in each step and never less than 64 Ki numbers; it reads small models and long steps whole. It reads the
+result of the exchange whole if a part was not finite, and in a look (see the glossary).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _REDUCING = {
 """Collective -> which of its arguments holds this rank's own contribution."""
 
 _FORMATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_WHOLE = 1 << 16  # numbers that are read of each exchange at least
+_WHOLE = 1 << 16  # a rank reads at least so many numbers of each exchange
 
 
 class FiniteGradients(StepObserver):
-    """`nonfinite` is redo or stop."""
+    """Refuses an update with gradients that are not finite; `nonfinite` is redo or stop."""
 
     def __init__(self, context: Context, state: ProtectedState, looks: Looks, nonfinite: str) -> None:
         self._context = context
@@ -41,15 +41,15 @@ class FiniteGradients(StepObserver):
         self._looks = looks
         self._words = context.cell.words()
         self._nonfinite = nonfinite
-        self._judged = False  # this body's gradients are to be finite
-        self._poisoned = False  # numbers of this body were not finite on their way into a collective
-        self._exchanged = False  # numbers of this body were on their way into a collective
+        self._judged = False  # this body's gradients must be finite
+        self._poisoned = False  # this body gave numbers to a collective that were not finite
+        self._exchanged = False  # this body gave numbers to a collective
         self._sums: list[
             torch.Tensor
-        ] = []  # of what went into a collective from a device: not finite where one of its numbers is not
-        self._totals: list[torch.Tensor] = []  # one of each device, of its sums
-        self._part = 1.0  # of what is exchanged, that is read
-        self._numbers = 0  # that were exchanged in this body
+        ] = []  # of device tensors that went into a collective: not finite if one of their numbers is not
+        self._totals: list[torch.Tensor] = []  # for each device, the sum of its sums
+        self._part = 1.0  # share of each exchange that this rank reads
+        self._numbers = 0  # how many this body exchanged
         self._pace = 0.0  # ns that it takes to read one of them
 
     def body_started(self) -> None:
@@ -83,9 +83,9 @@ class FiniteGradients(StepObserver):
             self._poisoned = not (fine or bool(torch.isfinite(tensor).all()))  # the sum alone may have overflowed
 
     def gate_ahead(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
-        """Have each device make one number of its sums; the one that is waited for at the gate brings it to the host until then."""
+        """Make each device add its sums up; the device that the gate waits for copies the total to the host meanwhile."""
         self._judged = optimizer is not None and getattr(optimizer, "found_inf", None) is None
-        if not self._judged:  # with a GradScaler the kernel leaves out an update that is not finite, or the scaler does
+        if not self._judged:  # with a GradScaler the kernel, or the scaler, skips an update that is not finite
             return
         if not self._exchanged:
             self._sums += [_sum_on_device(grad) for grad in self._few() if not grad.is_cpu]
@@ -95,7 +95,7 @@ class FiniteGradients(StepObserver):
             self._totals.append(total.to("cpu", non_blocking=True) if is_waited_for else total)
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[torch.Tensor | None]) -> None:
-        """Raises NonFiniteError when what the optimizer would apply is not finite."""
+        """Check the gradients. Raises NonFiniteError if the optimizer would apply numbers that are not finite."""
         if not self._judged:
             return
         mine = self._poisoned or not all(map(math.isfinite, map(torch.Tensor.item, self._totals)))
@@ -109,7 +109,7 @@ class FiniteGradients(StepObserver):
             return
         context = self._context
         if not mine and context.world is not None and context.world.size > 1:
-            # the exchange gave it to every rank: the one whose own gradients were bad is to be the one that says so
+            # the exchange gave it to every rank: the one whose own gradients were bad must report it first
             context.wait_until(lambda: False, grace.EXCHANGED)
         name, index = bad
         whose = "its own, before the exchange" if mine else "after the exchange"
@@ -121,7 +121,7 @@ class FiniteGradients(StepObserver):
         raise error
 
     def _few(self) -> list[torch.Tensor]:
-        """Gradients for all those of a body without an exchange: a loss that is not finite makes every one so."""
+        """Sample the gradients of a body without an exchange: a loss that is not finite makes every gradient so."""
         grads = (param.grad for _, param in self._state.few)
         return [_numbers(grad) for grad in grads if grad is not None and grad.is_floating_point()]
 
@@ -130,15 +130,15 @@ class FiniteGradients(StepObserver):
 
 
 def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """One kernel, and no memory as large as the tensor. It may overflow; then the gradients are looked at one by one."""
+    """Sum up in one kernel, without memory as large as the tensor. If that overflows, `gate_reached` checks each gradient."""
     return tensor.detach().sum(dtype=torch.float32)
 
 
 def first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
-    """Name and element of the first number that is not finite."""
+    """Return the name and element of the first number that is not finite."""
     numbers = [(name, values) for name, grad in grads if (values := _numbers(grad)).dtype in _FORMATS]
     looked_at = [values for _, values in numbers if values.numel()]
-    # one look, and one wait for a device, for all of them; it may overflow where every number is finite
+    # one test, and one wait for a device, for all of them; it may overflow though every number is finite
     if not looked_at or bool(torch.isfinite(torch.nn.utils.get_total_norm(looked_at))):
         return None
     for name, values in numbers:
@@ -149,7 +149,7 @@ def first_bad(grads: list[tuple[str, torch.Tensor]]) -> tuple[str, int] | None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether the sum is finite. It is not when one of the numbers is not; it may also overflow.
+    """Is the sum finite? It is not if one of the numbers is not; it may also overflow.
 
     On a CPU `get_total_norm` and `isfinite` take ten times as long.
     """
@@ -157,7 +157,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _numbers(grad: torch.Tensor) -> torch.Tensor:
-    """What a gradient holds on this rank."""
+    """Return the numbers of a gradient on this rank."""
     if hasattr(grad, "to_local"):  # FSDP's are spread over ranks
         grad = grad.to_local()
     if grad.is_sparse:

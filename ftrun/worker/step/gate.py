@@ -10,23 +10,23 @@ rules that move it. Two sides move it, and only by compare-and-swap:
 A rank at gate i is in one of four states; `Gate.arrive` returns in the last two.
 
     arrived       its own cell says (g, i), another rank's does not yet: it sleeps on the gate's bell
-    all arrived   it has the proof: the observers compare what only a shut gate allows to compare, then it swaps
+    all arrived   it has the proof: the observers compare the ranks while the gate is shut, then it swaps
     passed        last >= i, closed or not: an opened gate stays open, so a stop that comes later cannot split the ranks
     stopped       last < i in a newer generation: gate i never opened, so no rank has begun update i; it leaves the body
 
-So both sides read the step to go on with off the same word: last + 1. Any rank may open the gate; the launcher is not on the way.
-`native.arrive` stores the arrival, fences, and reads all arrivals: of those that arrive at once, the last one to fence sees all others.
+So both sides read the step to go on with from the same word: last + 1. Any rank may open the gate, without the launcher.
+`native.arrive` stores the arrival, fences, and reads all arrivals: of ranks that arrive at once, the last one to fence sees all others.
 
 Tried and rejected. tests/unit/test_gate_exhaustive.py explores every interleaving of up to three ranks, and finds what is wrong
 with the first two of these:
-- Decide from what each rank says it passed. A rank that dies between its look at the gate and its note has passed unseen: the step
-  is applied twice.
+- Decide by the gate that each rank notes as passed. A rank that dies between its look at the gate and its note has passed unseen:
+  the world applies the step twice.
 - Close by a plain store. It overwrites a gate that opened in between: the same.
-- Generation and gate in two words. 1 of 120 kills ended on other weights, and nothing said so.
+- Generation and gate in two words. 1 of 120 kills ended on other weights, and nothing reported it.
 - Ring at each arrival, or before the opening. It hides the time that a sleeper takes to wake while cores idle; on shared cores the
   woken take the core from the rank that is about to open, find the gate shut, and look at everything twice. Now the last rank to
   arrive opens first and rings once.
-- Wait awake before going to sleep: no gain was measured.
+- Wait awake before going to sleep: measurements show no gain.
 
 What a gate costs. Every rank waits for the slowest once more than the exchange of gradients makes it wait. With a core for each rank
 that is the spread of the ranks' ways from the last gradient to the gate. Where ranks share cores (four on two), a core idles as soon
@@ -46,7 +46,7 @@ from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, F
 from ftrun.worker.repair.kit import Kit
 
-# seconds between two looks at the gate when no bell rings: whatever can change there rings, for the dead the launcher does
+# seconds between two looks at the gate when no bell rings: each change there rings; for a dead rank the launcher rings
 _LOOK = 1.0
 _LOOK_BETWEEN = 0.1  # the same at the end of a loop or a call, where other ranks may be in a step: no bell tells that
 _LOOK_AGAIN = "look again"  # at the gate's word, which has changed
@@ -54,20 +54,20 @@ _BETWEEN = Busy.AT_LOOP_END | Busy.AT_CALL_END
 
 
 class Gate:
-    """Arrivals of all ranks prove that it may open; any of them opens it."""
+    """The gate for one rank: arrivals of all ranks prove that it may open, and any of them opens it."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         self._observers = kit.observers
         self._arrival = kit.context.cell.field_address(F.ARRIVAL)
-        self._arrivals: Any = None  # that of every rank
-        self._generation = 0  # the world that those are of
+        self._arrivals: Any = None  # addresses of all ranks' arrivals
+        self._generation = 0  # the world of those arrivals
 
     def arrive(self, number: int) -> bool:
-        """Arrive at the gate of step `number`. True = passed, False = the world was stopped first.
+        """Arrive at the gate of step `number`. True = passed, False = the launcher stopped the world first.
 
         Raises:
-            WorkerError: When the run ends and it cannot open any more.
+            WorkerError: If the run ends and the gate cannot open any more.
         """
         context, board, observers = self._kit.context, self._kit.context.board, self._observers
         generation = context.generation
@@ -78,7 +78,7 @@ class Gate:
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if "arrived" in observers.heard:
             observers.arrived(number)
-        ring = complete  # the last one sees all others: it opens the gate, or has them look why it does not
+        ring = complete  # the last one sees all others: it opens the gate, or rings so that they look why it does not open
         while True:
             seen = board.gate_bell()  # before the look: a ring after it ends the wait at once
             raw = board.gate()  # the swap fails if it has changed by then: the world was stopped, or another rank was quicker
@@ -103,23 +103,23 @@ class Gate:
                 raise WorkerError(why)
 
     def _opens(self, raw: int, number: int, wanted: int) -> str:
-        """Every rank has arrived: open the gate, whose word was `raw`, and pass it.
+        """Open the gate, whose word was `raw`, and pass it, since every rank has arrived.
 
         Raises:
-            What an observer raises.
+            BaseException: Whatever an observer raises.
         """
         context, board = self._kit.context, self._kit.context.board
         try:
             if not self._observers.may_open(number):
                 return gate.WAIT
         except BaseException:
-            board.ring_gate()  # the others are to find the same
+            board.ring_gate()  # so that the others look, and raise the same
             raise
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:
             return gate.WAIT
         if not board.swap_gate(raw, new):
-            return _LOOK_AGAIN  # another rank was quicker, or the world is stopped
+            return _LOOK_AGAIN  # another rank was quicker, or the launcher stopped the world
         board.show_opening(number, time.monotonic_ns())
         board.ring_gate()
         return gate.PASS

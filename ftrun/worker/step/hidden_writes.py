@@ -1,4 +1,4 @@
-"""Parameters and optimizer state that change where nothing of ftrun sees it: before a gate, or between two bodies."""
+"""Detect parameters and optimizer state that change where no hook sees it: before a gate, or between two bodies."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MAYBE = (
 
 
 class HiddenWrites(StepObserver):
-    """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out, in bodies that are looked at.
+    """Compares checksums at the start of a body, at its gate, at its end and at the next hand-out, in the bodies that `Looks` picks.
 
-    A script that writes where it must not does so in its first steps. Later a bit that a failing memory flips looks the same on one
-    rank: that is for the comparison of replicas to find out, at this gate, where they are compared anyway, or in the step done again.
+    A script that writes where it must not does so in its first steps. Later, a bit that failing memory flips looks the same on one
+    rank: the comparison of replicas tells them apart, at this gate, if it is due there, or in the step that is done again.
     """
 
     def __init__(self, position: Position, state: ProtectedState, looks: Looks, replicas: ReplicaCheck) -> None:
@@ -34,11 +34,11 @@ class HiddenWrites(StepObserver):
         self._state = state
         self._looks = looks
         self._replicas = replicas
-        self._before = 0  # at the start of the body
+        self._before = 0  # checksum at the start of the body
         self._calls = 0  # of models in this body
-        self._after: int | None = None  # and at its end
-        self._writes: list[int] = []  # to the parameters, at the start of the body
-        self._suspect = False  # the state had changed at a gate that the replicas are compared at
+        self._after: int | None = None  # checksum at its end
+        self._writes: list[int] = []  # counts of writes to the parameters, at the start of the body
+        self._suspect = False  # the state had changed at a gate that also compares the replicas
 
     def _mark(self) -> int:
         since = time.monotonic_ns()
@@ -47,11 +47,11 @@ class HiddenWrites(StepObserver):
         return mark
 
     def loop_started(self, first: int, length: int) -> None:
-        """What is between two loops is run by a replacement too, so anything may change there."""
+        """Forget the last checksum: a replacement runs the code between two loops, too, so anything may change there."""
         self._after = None
 
     def handed_out(self, number: int) -> None:
-        """Raises UsageError."""
+        """Compare with the end of the last body. Raises UsageError for a change, or if all replicas changed before the last gate."""
         suspect, self._suspect = self._suspect, False
         if suspect and not self._state.holders.differ():  # all replicas were equal: each of them did it
             raise UsageError(_WRITTEN, explain="F308")
@@ -65,14 +65,14 @@ class HiddenWrites(StepObserver):
     def body_started(self) -> None:
         self._calls = 0
         self._before = self._mark()
-        # reading what is on a GPU would wait for the backward, which may wait for a dead peer: the counts tell there
+        # a read of GPU memory would wait for the backward, which may wait for a dead peer: count writes there
         self._writes = self._state.writes_to_params() if self._state.gpu is not None else []
 
     def model_called(self, args: Any, kwargs: Any) -> None:
-        """What moves weights for a second forward and back again is not seen at the gate, and no step that is done again undoes it.
+        """Refuse weights that move for a second forward and back again: the gate does not see that, nor does a redone step undo it.
 
         Raises:
-            UsageError
+            UsageError: If they moved.
         """
         self._calls += 1
         if self._calls == 1:
@@ -87,9 +87,9 @@ class HiddenWrites(StepObserver):
             )
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
-        """Raises UsageError; WorkerError where it may have been the memory, and the step is done again."""
+        """Compare with the start of the body. Raises UsageError, or WorkerError (do the step again) if memory may have failed."""
         self._state.check_places()
-        # the device is done: reading before would wait for a collective that waits for a dead peer, and not wake
+        # the device is done: an earlier read could wait for a collective with a dead peer, and nothing would wake it
         if self._before == self._mark():
             return
         if number < FIRST or self._position.attempt > 0 or len(self._state.holders.comparable()) < 2:
@@ -99,15 +99,15 @@ class HiddenWrites(StepObserver):
         self._suspect = True
 
     def step_done(self, number: int) -> None:
-        """Raises UsageError."""
+        """Raises UsageError if a parameter was given other memory."""
         self._state.check_places()
         self._after = self._mark()
 
     def loop_ending(self, number: int) -> None:
-        """No body may have been looked at since a parameter was given other memory, and nobody may call such an end right.
+        """Check the parameters' memory, since the last bodies may have had no look.
 
         Raises:
-            UsageError
+            UsageError: If a parameter was given other memory.
         """
         self._state.check_places()
 

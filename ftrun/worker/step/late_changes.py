@@ -1,4 +1,4 @@
-"""What a script may not do once its state is protected, refused in the step in which it does it."""
+"""Refuse, where it happens, each change that a script may not make once its state is protected."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ftrun.worker.state.protected_state import ProtectedState
 
 
 def watch(state: ProtectedState) -> None:
-    """From here on: no new parameter or buffer in a protected model, no foreign optimizer on its parameters, no later DDP."""
+    """Refuse from now on a new parameter or buffer in a protected model, a foreign optimizer on its parameters, and a later DDP."""
     modules = [part for root in state.modules for part in root.modules()]
-    if state.shards.states:  # FSDP2 puts gathered parameters into those, where a class has a __setattr__ of its own
+    if state.shards.states:  # FSDP2 sets gathered parameters by a class's own __setattr__
         modules = [part for part in modules if type(part).__setattr__ is torch.nn.Module.__setattr__]
     parts = {id(part) for part in modules}
     tensors = {id(param) for param in state.tensors}

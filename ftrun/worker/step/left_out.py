@@ -1,8 +1,8 @@
-"""Names what the loop changes and `Variables` does not keep: what has no copy, is too large, or is not to be kept.
+"""Name the values that the loop changes and `Variables` does not keep: without a copy, too large, or left out on request.
 
-It looks at the start of the first body, after the third step, and after the last step of a loop: what changed between two looks is
-state. A replacement has other values there, so a run that was repaired must not be called exact. Then the first rank of each node also
-tells what is kept.
+It compares them at the start of the first body, after the third step, and after the last step of a loop: a value that changed is
+state. A replacement has another value there, so nobody may call a repaired run exact. Then the first rank of each node also
+reports the values that ftrun keeps.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _ABSENT = object()  # a name that was not there at the first look
 
 
 class LeftOut(StepObserver):
-    """Names what `variables` does not keep."""
+    """Names the changing values that `variables` does not keep."""
 
     def __init__(self, context: Context, state: ProtectedState, variables: Variables) -> None:
         self._context = context
         self._state = state
         self._variables = variables
         variables.told = functools.partial(self._lost, why="another value since a repair")
-        self._first: dict[str, Any] | None = None  # name -> what showed that it changed, at the first look
+        self._first: dict[str, Any] | None = None  # name -> sign of its value at the start of the first body
         self._loops = 0
         self._bodies = 0
         self._told: dict[str, str] = {}  # name -> why it is not kept
 
     def loop_started(self, first: int, length: int) -> None:
         self._loops += length > 0  # a job.call between two loops is none
-        self.told_by.ignore("arrived", self)  # at the gates of steps: they are counted
+        self.told_by.ignore("arrived", self)  # not at the gates of steps, where `body_started` counts
 
     def body_started(self) -> None:
         self._bodies += 1
@@ -63,13 +63,13 @@ class LeftOut(StepObserver):
         self.told_by.listen("arrived", self)
 
     def arrived(self, number: int) -> None:
-        """At the gate at the end of a loop: all variables were looked at for it."""
+        """Compare and report at a loop's last gate, for which `Variables` has captured all variables."""
         self._compare()
         self._tell_kept(number)
         self.told_by.ignore("arrived", self)
 
     def _compare(self) -> None:
-        """Name what changed since the first look."""
+        """Name the values that changed since the start of the first body."""
         if self._first is None:
             return
         now = self.look()
@@ -88,12 +88,12 @@ class LeftOut(StepObserver):
             )
 
     def _lost(self, names: Iterable[str], why: str = "") -> None:
-        """For the closing line."""
+        """Note the names for the closing line of the run."""
         self._told |= {name: self._variables.why_not(name) or why for name in names}
         self._context.note_left_out(self._told)
 
     def _tell_kept(self, number: int) -> None:
-        """For the launcher, which says it once, and for who asks later."""
+        """Note the kept variables for the launcher, which prints them once, and for commands that ask later."""
         context = self._context
         if context.local_rank:
             return
@@ -102,7 +102,7 @@ class LeftOut(StepObserver):
         context.board.ring_launcher()
 
     def look(self, across: bool = False) -> dict[str, Any]:
-        """Name -> what shows that it changed, of all that could be training state and is not kept. `across`: see `sign_of`."""
+        """Map the name of each value that could be training state and is not kept to its sign. `across`: see `sign_of`."""
         loops = [*map(names_of, script_frames())]
         by_others = self._state.python.variables
         known, held = self._variables.not_kept()
@@ -118,26 +118,26 @@ class LeftOut(StepObserver):
         return {name: sign for name, sign in found.items() if name not in self._variables.ignored}
 
     def _is_fresh(self, name: str, loops: list[LoopNames]) -> bool:
-        """Does the script write this name anew, here or in a loop around that has gone on since the first look?"""
+        """Does the script bind this name anew, here or in an outer loop that has gone on since the first body?"""
         return any(name in each.fresh or (self._loops > 1 and name in each.outside) for each in loops)
 
 
 @functools.cache
 def _of_every_optimizer() -> frozenset[str]:
-    """What torch keeps in each, kept by other means or of no weight, and what its schedulers and scalers leave there."""
+    """Return the attributes that torch, schedulers and scalers put into optimizers; these are kept elsewhere, or are no state."""
     left = ("_opt_called", "_step_count", "step", "grad_scale", "found_inf")
     return frozenset({*vars(torch.optim.SGD([torch.zeros(1)])), *left})
 
 
 def _own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer keeps beside its groups and the state of each parameter; torch's own keep nothing there that counts."""
+    """Return an optimizer's state beside its groups and the state of each parameter; torch's own have none there."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     own = {} if is_torchs else {name: value for name, value in vars(optimizer).items() if name not in _of_every_optimizer()}
     return {**own, **{f"state[{key!r}]": value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}}
 
 
 def _settings() -> dict[str, Any]:
-    """Settings of torch in this process that change what it computes."""
+    """Return the settings of torch in this process that change its results."""
     return {
         "default_dtype": str(torch.get_default_dtype()),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),

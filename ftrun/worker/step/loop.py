@@ -1,4 +1,4 @@
-"""The loop of one rank: hands out steps until each is committed, leaves a stopped world and joins the next."""
+"""The loop of one rank: it hands out each step until that is committed, leaves a stopped world and joins the next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Made by protect(); lives as long as the process."""
+    """All loops of one rank; protect() makes this object, which lives as long as the process."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
@@ -39,7 +39,7 @@ class Loop:
         self._warned = False  # of a second loop outside job.epochs
 
     def steps(self, first: int, length: int) -> Iterator[Step]:
-        """`length` steps from step index `first` on."""
+        """Hand out `length` steps from step index `first` on."""
         position = self.kit.position
         self._outside_body("job.steps")
         first, length = self._as_begun(first, length)
@@ -57,10 +57,10 @@ class Loop:
             yield from self._each(number, end, before)
         finally:
             if variables.loop is mark:  # the script may have left the loop, and begun another one meanwhile
-                variables.leave()  # nobody is to keep its frames
+                variables.leave()  # drops the loop's frames
 
     def _each(self, number: int, end: int, before: int) -> Iterator[Step]:
-        """The steps from gate number `number` up to the loop's `end`, `before` of this run being done before the loop."""
+        """Hand out steps from gate number `number` up to the loop's `end`; `before`: how many steps of this run precede the loop."""
         context, position = self.kit.context, self.kit.position
         while True:
             if context.stop_pending():
@@ -90,10 +90,10 @@ class Loop:
                 number = self._survivor.rejoin(rewind=True)
 
     def keep(self, name: str, thing: Any) -> None:
-        """From here on `thing` is kept with the steps, as what `protect` was given.
+        """Keep `thing` with the steps from now on, like an argument of `protect`.
 
         Raises:
-            UsageError
+            UsageError: After the first step.
         """
         position = self.kit.position
         if position.where is not Where.BEFORE or position.base > 0:
@@ -108,10 +108,10 @@ class Loop:
             thing.load_state_dict(serialization.decode(saved.python[name]))
 
     def call(self, fn: Callable[[], T]) -> T:
-        """The result of `fn`, called until it completes in a world that nobody stops.
+        """Call `fn` until it completes in a world that nobody stops, and return its result.
 
         Raises:
-            UsageError
+            UsageError: Inside a body, or where the loop has handed out no step.
         """
         position = self.kit.position
         if position.where is Where.BETWEEN or (position.where is Where.BEFORE and position.base > 0):
@@ -119,12 +119,12 @@ class Loop:
         return self.calls.run(fn)
 
     def _call_between(self, fn: Callable[[], T]) -> T:
-        """As a loop without steps: what is at its start is put back before another try, and a gate ends it for all ranks."""
+        """Call `fn` as a loop without steps: each try begins with the state at its start, and a gate ends it for all ranks."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         recorder = kit.registry.recorder
         first, _ = self._as_begun(position.first, 0)
         if self._is_over(first, 0):
-            result = fn()  # the others are past it: its collectives give what they gave then
+            result = fn()  # the others are past it: the record replays the results of its collectives
             self._continue_here()
             return result
         end = self._enter()
@@ -151,20 +151,20 @@ class Loop:
                 kit.context.make_way("everyone goes back to an earlier step, and it was in a job.call behind that")
 
     def epochs(self, start: int, total: int) -> Iterator[int]:
-        """Epochs `start` up to `total`; a replacement begins in the one that runs, and in none that is over."""
+        """Hand out epochs `start` up to `total`; a replacement begins in the epoch that runs, not in a past one."""
         self._outside_body("job.epochs")
         kit, position, recorder = self.kit, self.kit.position, self.kit.registry.recorder
         call, self._calls_of_epochs = self._calls_of_epochs, self._calls_of_epochs + 1
         known = [mark for mark in recorder.marks if mark.get("call") == call] if kit.pending.resume >= 0 else []
         if known:
-            # what the script did between two loops is in no slot: where only that is done, it is done again
+            # no slot holds the script's work between two loops: a replacement of a rank that died there repeats it
             begun = [
                 mark for mark in known if mark["base"] < kit.pending.resume or self._handed_out_before(mark["base"])
             ]
             here = (begun or known)[-1 if begun else 0]
             for mark in recorder.marks:
                 if "length" in mark and position.base <= mark["base"] < here["base"]:
-                    kit.observers.loop_started(mark["first"], mark["length"])  # and over
+                    kit.observers.loop_started(mark["first"], mark["length"])  # which is over, too
                     self._passed_end()
             start, position.base = here["epoch"], here["base"]
             recorder.skip_to(here["collectives"])
@@ -180,7 +180,7 @@ class Loop:
         self._mark(call=call, epoch=max(start, total), base=position.base, collectives=recorder.begun)
 
     def _warn_of_second_loop(self) -> None:
-        """What a script does between loops, a replacement does again, unless it knows by job.epochs where to begin."""
+        """Warn that a replacement repeats the script's work between loops, unless job.epochs tells it where to begin."""
         context, again = self.kit.context, self.kit.position.where is Where.BETWEEN
         if again and not self._in_epochs and not self._warned and context.rank == 0:
             self._warned = True
@@ -196,7 +196,7 @@ class Loop:
         return self.kit.pending.resume == number == self.kit.ledger.slots.tag(START)
 
     def _mark(self, **mark: int) -> None:
-        """Note for a replacement where a loop or an epoch begins: what its own script says may be newer, from a file."""
+        """Note for a replacement where a loop or an epoch begins: its own script may have newer numbers, from a file."""
         recorder, ledger = self.kit.registry.recorder, self.kit.ledger
         if mark not in recorder.marks:
             recorder.marks.append(mark)
@@ -212,11 +212,11 @@ class Loop:
     # -- the ends of a loop ------------------------------------------------------------------------------------------
 
     def _as_begun(self, first: int, length: int) -> tuple[int, int]:
-        """First step index and length of the next loop, as this rank's first incarnation gave them."""
+        """Return the next loop's first step index and length, as this rank's first incarnation noted them."""
         base, marks = self.kit.position.base, self.kit.registry.recorder.marks
         if self.kit.pending.resume >= 0:
             first, length = next(
-                # the last one: a job.call that raised was given up, and a loop began where it would have ended
+                # the last one: after a job.call that raised, a loop began where the call would have ended
                 (
                     (mark["first"], mark["length"])
                     for mark in reversed(marks)
@@ -228,7 +228,7 @@ class Loop:
         return first, length
 
     def _is_over(self, first: int, length: int) -> bool:
-        """Start a loop of `length` steps. True: a replacement came too late for it (its predecessor had left it)."""
+        """Begin a loop of `length` steps. True: a replacement skips it, since its predecessor had left it."""
         kit, position = self.kit, self.kit.position
         kit.observers.loop_started(first, length)
         if kit.pending.resume > position.base + length:
@@ -243,9 +243,9 @@ class Loop:
         return False
 
     def _continue_here(self) -> None:
-        """A replacement has left a loop, or a call, that is over: it may be here that the script does something again.
+        """Restore the replaced rank's state behind a loop or a call that is over, as far as a slot holds it.
 
-        What it does begins with what the replaced rank had here, as far as a slot holds that.
+        A replacement's script may do its work from here again.
         """
         kit, base = self.kit, self.kit.position.base
         slots, ledger = kit.ledger.slots, kit.ledger
@@ -259,23 +259,23 @@ class Loop:
         ledger.variables.leave()
 
     def _finish_recording(self) -> None:
-        """The first step is about to be handed out: keep the results of the collectives before it."""
+        """Keep the results of the collectives before the first step, just before its hand-out."""
         kit, recorder = self.kit, self.kit.registry.recorder
         for number, pipeline in enumerate(pipelines.found(kit.state.python.objects)):
             self._take_in(f"pipeline {number}", pipeline)
         if not kit.ledger.slots.log.used:  # a first incarnation, or the predecessor's slots are lost
             kit.ledger.log(recorder.opening([group.key for group in kit.registry.groups]))
         if not recorder.replaying:
-            kit.ledger.end(0, accumulating=False)  # what the script did since protect() counts
+            kit.ledger.end(0, accumulating=False)  # the script's changes since protect() count
             kit.snapshots.take_if_due(0)
         kit.ledger.log(recorder.end_replay())
         # from here on this rank can be replaced: before, its record of collectives was not complete
         kit.context.milestone(Flag.PROTECTED | Flag.LOOPING)
 
     def _enter(self) -> int:
-        """Gate number at which this rank's loop starts."""
+        """Enter the loop, and return the gate number at which this rank starts."""
         kit, context = self.kit, self.kit.context
-        # made since protect(); a run that has trained is not ended for one that was made in its first loop
+        # groups made since protect(); one made in the first loop does not end a run that has trained
         kit.registry.refuse_others(go_on=kit.position.where is not Where.BEFORE)
         context.cell.drop_flag(Flag.LOOP_DONE)
         if kit.position.where is Where.BEFORE:
@@ -297,7 +297,7 @@ class Loop:
         return number
 
     def _await_protected(self) -> None:
-        """No first step before every rank can be recovered. Returns early when the world is stopped."""
+        """Wait before the first step until every rank can be recovered, or until the launcher stops the world."""
         context = self.kit.context
         context.board.ring_workers()
         cells = context.cells()
@@ -308,7 +308,7 @@ class Loop:
             pass
 
     def _end(self, end: int, kind: Busy = Busy.AT_LOOP_END) -> bool:
-        """The virtual gate after a loop or a call: replicas stay until every rank got here. False = stopped first."""
+        """Pass the virtual gate after a loop or a call: replicas stay until every rank is here. False = the world was stopped first."""
         kit, context, position = self.kit, self.kit.context, self.kit.position
         position.where = Where.LOOP
         if kit.pending.restart is not None:
@@ -321,7 +321,7 @@ class Loop:
         if kind is Busy.AT_LOOP_END:
             kit.observers.handed_out(end)
         self._survivor.step_begins()
-        # a step that updates nothing: what comes after it is what was before, and a replacement finds it sealed
+        # a step that updates nothing: the state after it is the state before, and a replacement finds it sealed
         if not kit.state.finish_device(context.stop_pending):
             return False
         if kind is Busy.AT_LOOP_END:
@@ -351,7 +351,7 @@ class Loop:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, number: int, where: Where = Where.HANDED_OUT) -> None:
-        """The loop is about to give a step to the script, or a call begins: seal its START slot, or put back what it holds."""
+        """Prepare a step for its hand-out, or a call: seal its START slot, or restore the content of that slot."""
         kit, context, position = self.kit, self.kit.context, self._position
         kit.ledger.variables.here()
         if number == position.number and kit.pending.restart is None:
@@ -384,12 +384,12 @@ class Loop:
             self._survivor.tell_missed(number)
         context.phase(Phase.IDLE)
         if puts_back:
-            kit.logged.write()  # in a replacement, what its predecessor did not
+            kit.logged.write()  # in a replacement, the values that its predecessor did not write
         if where is Where.HANDED_OUT:
             self._observers.handed_out(number)
 
     def _put_back(self, number: int, in_call: bool = False) -> None:
-        """Put back what a slot holds, once."""
+        """Restore, once, the slot's content that waits for it, if any."""
         pending = self.kit.pending
         saved, pending.restart, pending.again = pending.restart, None, False
         if saved is not None:

@@ -1,4 +1,4 @@
-"""Who watches a rank's steps: the checks, in the order in which they are told, and the hooks of torch that tell of a step."""
+"""Add the observers of a rank's steps, in the order in which they hear events, and the hooks of torch that report those events."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def add(kit: Kit) -> None:
 
 
 def watched_loop(kit: Kit) -> Loop:
-    """The step loop, told by torch's hooks when a model is called and when an optimizer steps."""
+    """Make the step loop, with torch's hooks that report calls of a model and steps of an optimizer."""
     state, loop = kit.state, Loop(kit)
     for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(_before_update(loop.body))
         optimizer.register_step_post_hook(loop.body.update_done)
     late_changes.watch(state)
     for module in state.modules:
-        # what shards a model gathers it in such a hook: a call is looked at before anybody else takes part in it
+        # FSDP2 gathers a sharded model in such a hook: observe a call before another rank takes part in it
         module.register_forward_pre_hook(loop.body.model_called, with_kwargs=True, prepend=state.is_sharded)
         module.register_forward_hook(_after_forward(loop.body))
     return loop
@@ -72,7 +72,7 @@ def _before_update(body: Body) -> Callable[..., Any]:
         if closure is not None:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise UsageError("LBFGS.step(closure) calls the model several times a step and cannot be recovered exactly", explain="F313")
-            # the other optimizers begin with it: its gradients are there before the gate, and the update has what it gave
+            # other optimizers call it first: call it here, to have its gradients before the gate, and give the update its result
             with torch.enable_grad():
                 given = closure()
             calls = iter((given,))
@@ -102,7 +102,7 @@ def _after_forward(body: Body) -> Callable[..., None]:
 
 
 def _differentiable(value: Any) -> torch.Tensor | None:
-    """The first tensor in a model's output that a backward will reach."""
+    """Return the first tensor in a model's output that a backward will reach."""
     if isinstance(value, torch.Tensor):
         return value if value.requires_grad else None
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()

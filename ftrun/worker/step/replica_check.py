@@ -1,8 +1,8 @@
-"""Are the replicas still equal? Checksums of their weights, optimizer state and hyperparameters meet on the board.
+"""Compare replicas by checksums of their weights, optimizer state and hyperparameters, which each rank writes to the board.
 
-They are compared before a gate opens: at the first gates, every so often, in the first step after a repair, and after the
-last step of a loop; at every gate where only the script's word makes ranks replicas. Those have no majority: one that differs shows
-that the word is wrong, not which rank is. What the closing line of a run says rests on that.
+The rank that opens a gate compares them first: at the first gates, every so many steps, in the first step after a repair, and after the
+last step of a loop; at every gate if only the script's word makes ranks replicas. Those have no majority: a difference proves
+that the word is wrong, not which rank is. The closing line of a run rests on these comparisons.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from ftrun.worker.memory.arena import Arena, Entry
 from ftrun.worker.repair.handover import fetch
 from ftrun.worker.state.protected_state import ProtectedState
 
-REPLICAS_EVERY = 100  # steps between two comparisons, unless a person says otherwise: every rank must know which
-_FIRST_CHECKS = 2  # the first gates, at which it is learned whether ranks are replicas
+REPLICAS_EVERY = 100  # steps between two comparisons, unless a person chooses otherwise: every rank must know which
+_FIRST_CHECKS = 2  # gates at the start of a run, where ranks that are no replicas should differ
 
 
 class ReplicaCheck(StepObserver):
-    """Compares every `every` steps beside."""
+    """Compares replicas at the gates above, with `every` steps between two regular comparisons."""
 
     def __init__(self, context: Context, state: ProtectedState, every: int) -> None:
         self._context = context
         self._state = state
         self._every = every
-        self._ranks: frozenset[int] = frozenset()  # those that hold what this rank holds
-        self._compared = False  # was it ever compared? What other states came to says nothing of this one
-        self._agreed = -1  # the last one at which they may go on
-        self._generation = 0  # in which the last body began
+        self._ranks: frozenset[int] = frozenset()  # ranks that hold the same part of the state as this one
+        self._compared = False  # was it ever compared? Results of other states prove nothing about this rank's
+        self._agreed = -1  # number of the last gate that may open
+        self._generation = 0  # generation of the last body
         self._told = False
 
     def due(self, number: int) -> bool:
-        """Are replicas compared at this gate, which comes next? The same on every rank. Also in the first body after a repair."""
+        """Are replicas compared at the next gate, whose number this is? Every rank answers the same."""
         if number < _FIRST_CHECKS or number % self._every == 0 or 1 < self._context.generation != self._generation:
             return True
         holders = self._state.holders
         return holders.by_word and holders.rest_on_word
 
     def gate_reached(self, number: int, optimizer: Any, grads: list[Any]) -> None:
-        """Publish this rank's checksums, when it is time."""
+        """Publish this rank's checksums if a comparison is due."""
         due = self.due(number)
         self._generation, self._agreed = self._context.generation, -1 if due else number
         if due:
@@ -76,7 +76,7 @@ class ReplicaCheck(StepObserver):
         return list(self._state.holders.entries(self._state.manifest, self._ranks))
 
     def may_open(self, number: int) -> bool:
-        """False: the launcher must first replace a rank whose weights are corrupt. The rank that opens compares for all."""
+        """Compare for all ranks, before this one opens the gate. False: the launcher must first replace one with corrupt weights."""
         if self._agreed == number:
             return True
         groups: dict[int, list[Cell]] = {}
@@ -87,7 +87,7 @@ class ReplicaCheck(StepObserver):
             if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
                 return False
         self._agreed = number
-        # on the board, before the gate opens: whoever dies takes nothing along that the others need to judge by
+        # on the board, before the gate opens: the others need it to judge later, even if this rank dies
         self._context.board[Head.EQUAL] = bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
         for cells in groups.values():
             if len({(c[F.SUM], c[F.PYTHON_SUM]) for c in cells}) > 1:
@@ -95,11 +95,11 @@ class ReplicaCheck(StepObserver):
         return True
 
     def _differ(self, number: int, cells: list[Cell]) -> None:
-        """Ranks that should hold the same do not, and no majority says who is wrong."""
+        """Report ranks that should hold the same and do not, where no majority tells which is wrong."""
         by_word = self._state.holders.rest_on_word
         self._context.note_inexact(Inexact.REPLICAS_DIFFER)
         if not self._context.board[Head.DIFFER]:
-            self._context.board[Head.DIFFER] = number + 1  # before the gate opens: what comes after it may be lost
+            self._context.board[Head.DIFFER] = number + 1  # before the gate opens: this rank may die after it
         if self._told:
             return
         self._told = True
@@ -116,7 +116,7 @@ class ReplicaCheck(StepObserver):
         )
 
     def _first_difference(self, one: Cell, other: Cell) -> str:
-        """A tensor of which two ranks hold other values, where that can be seen from here."""
+        """Return the name of a tensor that differs between two ranks, if this rank can compare their arenas."""
         found = [fetch(self._context, c.rank, "arena") for c in (one, other) if c.rank is not None]
         arenas = [Arena(segment) for segment in found if segment is not None]
         for entry in self._entries() if len(arenas) == 2 and one.rank in self._ranks else ():
@@ -126,7 +126,7 @@ class ReplicaCheck(StepObserver):
         return "weights or optimizer state"
 
     def replaced(self) -> None:
-        """What the predecessor spoilt when it was corrupt is not known."""
+        """Note a doubt if the predecessor was corrupt: nobody knows what it spoilt before."""
         context = self._context
         before = context.predecessor()
         if before is not None and before[F.CORRUPT] and self._every != 1:

@@ -1,4 +1,4 @@
-"""All ranks are at the same kind of gate: one that called a function, or did a step, which the others did not is an error."""
+"""Check that all ranks are at the same kind of gate: a rank that made a call or a step that the others did not is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftrun.core.text import ranks
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
 
-_TOGETHER = 0.3  # seconds that the other ranks get to come where the first one is, so that all are named
+_TOGETHER = 0.3  # seconds that the other ranks get to follow the first one, so that the message names them all
 _KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
 _WORDS = {
     0: "in a step",
@@ -22,17 +22,17 @@ _WORDS = {
 
 
 class SameGate(StepObserver):
-    """Looks when every rank has arrived, so that each is still at the gate."""
+    """Compares the ranks' gates when all have arrived, and are still there, and while one waits at the end of a loop or call."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._since: float | None = None  # when a rank was first seen to be elsewhere
+        self._since: float | None = None  # when this rank first saw another one elsewhere
 
     def waiting(self, number: int) -> None:
-        """At the gate of a loop's end, or a call's, no other rank is in the body of a step with this number.
+        """Check, at the end of a loop or call, that no other rank is in the body of a step with this number or a later one.
 
         Raises:
-            UsageError
+            UsageError: If one stays there.
         """
         context = self._context
         here = context.cell[F.BUSY] & _KINDS
@@ -44,7 +44,7 @@ class SameGate(StepObserver):
             raise UsageError(_sentence({here: [context.rank], 0: ahead}))
 
     def may_open(self, number: int) -> bool:
-        """Raises UsageError, on each rank that would open the gate."""
+        """Raises UsageError, on each rank that would open the gate, if the ranks' gates differ in kind."""
         if len({words[F.BUSY] & _KINDS for words in self._context.words_of_ranks}) < 2:
             return True
         if not self._is_shut(number):
@@ -59,7 +59,7 @@ class SameGate(StepObserver):
 
 
 def _body_of(cell: Cell) -> int:
-    """Gate number of the step whose body a rank is in, before its gate; -1: in none."""
+    """Return the gate number of the step whose body a rank is in, before its gate; -1: in none."""
     step, shift, phase = cell[F.STEP], cell.shift, cell.phase
     within = phase in (Phase.FORWARD, Phase.BACKWARD) and cell[F.STEP] == step
     return step - 1 - shift if within else -1

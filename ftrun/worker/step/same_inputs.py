@@ -1,9 +1,9 @@
-"""A step that is done again must get the inputs of the first try: digests of what the protected models are called with.
+"""Check by digests that a step that is done again calls the protected models with the inputs of its first try.
 
-They stand on the board as well, so that a replacement can be compared with the rank that it took over. Where there is nothing to compare
-with, since a rank died or was stopped before it called a model in the step that comes next, a step is begun twice: inputs that
-come from what is kept are the same again, and those that come from somewhere else (a connection, a queue, a service) are not. What the
-script does behind a body that was left may read names that bodies bind. Where none has bound them yet, it is the step after that one.
+The board holds the digests, too, so that a replacement compares itself with its predecessor. If a rank died or was stopped before it
+called a model in the step that comes next, there is nothing to compare. Then the rank begins a step twice: inputs that come from kept
+values are the same again, and those from elsewhere (a connection, a queue, a service) are not. The script's code after a left body
+may read names that bodies bind. If none has bound them yet, the rank begins the step after that one twice.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CURE = "fetch inside the loop from job.batches(loader), or by step.index"
 
 
 class SameInputs(StepObserver):
-    """Chains a digest over the calls of a body. Tensors on a GPU are not read: that would wait for the device.
+    """Chains a digest over the calls of a body. It does not read tensors on a GPU: that would wait for the device.
 
-    Of large ones a part is read, spread over all of it: another batch differs there as well.
+    It reads a sample spread over a large tensor: another batch differs there as well.
     """
 
     def __init__(self, context: Context) -> None:
@@ -51,12 +51,12 @@ class SameInputs(StepObserver):
         self._words = context.cell.words()
         self._digest = 0
         self._calls = 0
-        self._seen: dict[int, int] = {}  # calls -> digest after them, of the first try of the step `_number`
+        self._seen: dict[int, int] = {}  # calls -> digest after them, in the first try of the step `_number`
         self._number = -1
-        self._doubted = False  # nobody knows the first try of the step that comes next, or that is begun
-        self._asked: tuple[int, int] | None = None  # gate number, and what its first model was called with when it was begun once
-        self._first: int | None = None  # step that this process began in this loop
-        self._unasked = -1  # index of one that was not begun twice, though nobody knows its inputs
+        self._doubted = False  # nobody knows the inputs of the first try of the step that comes next, or that runs
+        self._asked: tuple[int, int] | None = None  # of a step begun once: gate number, and digest of its first call's inputs
+        self._first: int | None = None  # the first step that this process began in this loop
+        self._unasked = -1  # index of a step that this rank did not begin twice, though nobody knows its inputs
         atexit.register(self._exit)
 
     def loop_started(self, first: int, length: int) -> None:
@@ -94,22 +94,22 @@ class SameInputs(StepObserver):
             self._tell(self._context.position.index_of(number), Inexact.OTHER_INPUTS, _OTHERS)
 
     def replaced(self) -> None:
-        """What the predecessor's models were called with in the step that comes next, if it was in it."""
+        """Read from the board the digest of the predecessor's inputs in the step that comes next, if it was in that step."""
         context = self._context
         world = context.world
         number, calls, digest = -1, 0, 0
         if (cell := context.predecessor()) is not None:
             (number, calls), digest = inputs_of(cell[F.INPUTS_AT]), cell[F.INPUTS]
-        # one that nothing was read of (all of it is on a GPU) is none
+        # a digest of nothing (all inputs were on a GPU) does not count
         self._doubted = world is None or number != world.resume or not digest
         if not self._doubted:
             self._number, self._seen = number, {calls: digest}
 
     def _begin_twice(self, number: int, inputs: list[Any]) -> None:
-        """Nobody knows what a step got when it was begun first. Raises Again, once."""
+        """Begin a step twice, whose first inputs nobody knows, and compare both. Raises Again, once."""
         asked, self._asked = self._asked, None
         if self._words[F.COLLECTIVE] or self._context.position.called:
-            # others took part, and would not do so again, or an evaluation would be made twice: it stays open where they come from
+            # others would not take part again, or an evaluation would run twice: the source of the inputs stays unknown
             self._doubted = False
             return
         digest = 0
@@ -123,7 +123,7 @@ class SameInputs(StepObserver):
             self._tell(self._context.position.index_of(number), Inexact.INPUTS_UNKNOWN, _UNKNOWN)
 
     def _exit(self) -> None:
-        """The script has ended."""
+        """Report, when the script ends, a step whose inputs stayed unchecked."""
         if self._doubted and self._unasked >= 0 and self._context.is_main_process():
             self._tell(self._unasked, Inexact.INPUTS_UNASKED, _UNASKED)
 
@@ -135,12 +135,12 @@ class SameInputs(StepObserver):
 
 
 def _is_entered(value: Any) -> bool:
-    """The step whose body this process is in."""
+    """Is this value a step whose body the script has entered?"""
     return getattr(value, "entered", False) is True
 
 
 def _chained(leaf: Any, digest: int, from_device: bool = False) -> int:
-    """`from_device`: read a plain tensor on a GPU, too, which waits for the device."""
+    """Add a leaf to the digest. `from_device`: read a plain tensor on a GPU, too, which waits for the device."""
     if isinstance(leaf, torch.Tensor):
         value = content(leaf, digest) if from_device and leaf.is_cuda and type(leaf) is torch.Tensor else sketch(leaf, digest)
         return digest if value is None else value

@@ -1,4 +1,4 @@
-"""A rank's own share of a step's time, which the launcher compares to find a slow rank."""
+"""Measure a rank's own share of a step's time, which the launcher compares to detect a slow rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ftrun.worker.link.observer import StepObserver
 
 
 class StepTime(StepObserver):
-    """Own work ends where the first gradients are exchanged: after that all ranks are as slow as the slowest."""
+    """Measures own work until the first exchange of gradients: after that all ranks are as slow as the slowest."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -1,8 +1,8 @@
-"""Places inside a forward and a backward where a healthy rank notices that the world stops, and shows that it lives.
+"""Place hooks inside forward and backward, where a healthy rank notices that the world stops, and shows that it lives.
 
 Without them a rank would go on computing until its next collective. A hook finds its code and data out of the caches and
-costs some 10 us, so there are only as many as a step needs to be looked at every few milliseconds; compiled modules get
-none, since a hook would be traced into them.
+costs some 10 us, so there are only as many as suffice for a look every 20 ms; compiled modules get
+none, since torch would trace a hook into them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StopHooks(StepObserver):
 
         for root in modules:
             if sharded_private.fsdp_states(root):
-                continue  # it notices in the collectives of each layer; a compiled part of it would be cut at a hook, and give other bits
+                continue  # it notices in each layer's collectives; a hook would cut a compiled part of it, and change bits
             inner = list(root.modules())
             if any(type(m).__name__ == "OptimizedModule" for m in inner):
                 continue
@@ -51,7 +51,7 @@ class StopHooks(StepObserver):
             self._hooks += [p.register_hook(look) for p in _spread(params, _PLACES)]
 
     def body_started(self) -> None:
-        """From the first bodies of this process it learns how many hooks are enough."""
+        """Measure the first bodies of this process, and remove hooks that they do not need."""
         self._begun.append(time.monotonic())
         if len(self._begun) == _LEARNED:
             step = min(b - a for a, b in zip(self._begun, self._begun[1:], strict=False))

@@ -1,4 +1,4 @@
-"""Gradients that FSDP2 keeps from body to body and shows nobody: they are in no slot, so a replacement would not have them."""
+"""Refuse gradients that FSDP2 keeps from body to body and hides: no slot holds them, so a replacement would not have them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ftrun.worker.repair.fully_sharded import FullySharded
 
 
 class Unreduced(StepObserver):
-    """Looks at the end of each body.
+    """Checks at the end of each body that `Looks` picks.
 
     Raises:
-        UsageError
+        UsageError: If the body leaves such a gradient.
     """
 
     def __init__(self, sharded: FullySharded) -> None:

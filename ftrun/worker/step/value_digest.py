@@ -1,9 +1,9 @@
-"""A digest of a copy of a script's value that is the same for equal values, in whatever process and order they came about.
+"""Digest a pickled copy of a script's value, so that equal values give equal digests in any process and any order of insertion.
 
-A pickle of a set of strings, or of two equal strings that are one object here and two there, is not the same in two processes. So a
-copy is read into what it is made of (numbers, texts, containers, and for all else the name of what makes it and the parts that it is
-made of), and that is digested: the parts of a set and of a dict in an order of their own, and whatever is shared as often as it is met.
-Nothing that a copy names is looked up, imported or called.
+Pickles of a set of strings, or of two equal strings that are one object here and two there, differ between processes. So this module
+reads a copy into its parts (numbers, strings, containers; for any other object the name of its constructor, the arguments and the
+state), and digests those: sorted for a set or a dict, and a shared part each time it occurs. It never looks up, imports or calls
+anything that a copy names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-_IN_ORDER = {("collections", "OrderedDict")}  # of what is filled by keys
+_IN_ORDER = {("collections", "OrderedDict")}  # containers whose order of keys counts
 
 
 def digest(copy: bytes) -> int | None:
-    """64 bits; None for a copy that cannot be compared."""
+    """Return 64 bits; None for a copy that cannot be compared."""
     reader = _PartsReader(io.BytesIO(copy))
     try:
         value = reader.load()
@@ -27,16 +27,16 @@ def digest(copy: bytes) -> int | None:
         found = walk.of(value)
     except (pickle.UnpicklingError, RecursionError, AttributeError, TypeError, ValueError, EOFError):
         return None
-    if any(id(made) not in walk.met for made in reader.made):  # a part was given to something that is called, and let go
+    if any(id(made) not in walk.met for made in reader.made):  # a call took a part, and dropped it
         return None
     return int.from_bytes(found[:8], "little")
 
 
 class _Made:
-    """What a copy makes by calling something: the call, and what is done to its result. `what`: module and name of what is called."""
+    """A call that a copy makes, and the changes to its result. `what`: module and name of the function or class that it calls."""
 
     what: tuple[str, str]
-    all: list[_Made]  # of this copy
+    all: list[_Made]  # all calls of this copy
 
     def __new__(cls, *args: Any, **named: Any) -> _Made:
         made = object.__new__(cls)
@@ -45,7 +45,7 @@ class _Made:
         cls.all.append(made)
         return made
 
-    given: list[Any]  # what it is called with, then each state that it is set to
+    given: list[Any]  # the arguments, then each state that `__setstate__` sets
     parts: list[Any]
     items: list[tuple[Any, Any]]
     members: list[Any]
@@ -75,7 +75,7 @@ class _PartsReader(pickle.Unpickler):
         self._kinds: dict[tuple[str, str], type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Stands for what has that name, and is nothing of it."""
+        """Return a class that stands for the named object, without importing that."""
         what = module, name
         if what not in self._kinds:
             self._kinds[what] = type(name, (_Made,), {"what": what, "all": self.made})
@@ -100,7 +100,7 @@ class _ValueWalk:
             return _sum(b"a", f"{kind.__name__} {value!r}".encode())
         if isinstance(value, type):
             return _sum(b"n", *_named(value))
-        mark = id(value)  # nothing goes before the copy does
+        mark = id(value)  # stays unique: all parts live as long as the copy
         if mark in self._under_way:
             return _sum(b"^")  # it holds itself
         if mark not in self._done:
