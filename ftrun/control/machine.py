@@ -99,7 +99,7 @@ def advance(config: Config, state: State, event: Event) -> Result:
 
 
 def late(config: Config, state: State, event: Event) -> Result:
-    """Nothing waits for this any more."""
+    """Ignore an event that nothing waits for any more."""
     return state, ()
 
 
@@ -118,7 +118,7 @@ def begin(config: Config, state: State, event: ev.Begin) -> Result:
 def milestone(
     config: Config, state: State, event: ev.Started | ev.Parked | ev.Grouped | ev.Protected | ev.Stepped | ev.LoopDone
 ) -> Result:
-    """A worker came further in its script. Each milestone implies that it started."""
+    """Take over a worker's milestone in its script. Each one implies that it started."""
     worker = state.worker(event.worker)
     if worker is None:
         return state, ()
@@ -198,7 +198,7 @@ def service_died(config: Config, state: State, event: ev.ServiceDied) -> Result:
 
 
 def service_ready(config: Config, state: State, event: ev.ServiceReady) -> Result:
-    """What died may have taken something with it: a fork order, or what ranks had written to meet each other."""
+    """Repeat what the dead service may have lost: a fork order, or the entries by which ranks meet each other."""
     if event.service == "store":
         state = replace(state, store_ready=True)
         if state.phase is RunPhase.RESTARTING:
@@ -221,7 +221,7 @@ def world_ended(config: Config, state: State, event: ev.WorldEnded) -> Result:
 
 
 def end_at_once(config: Config, state: State, event: ev.Signalled) -> Result:
-    """A signal while the run ends already: no more patience with the workers. The exit code stays."""
+    """End all workers at once: a signal came while the run was already ending. The exit code stays."""
     assert state.exit_code is not None
     fences = tuple(Fence(c) for c in (*state.leaving, *(w.cell for w in state.workers)))
     return replace(state, phase=RunPhase.ENDED), (*fences, ev.End(state.exit_code, f"signal {event.signum}"))
@@ -240,7 +240,7 @@ def _spare_died(config: Config, state: State, worker: WorkerState, cause: str) -
 
 
 def _spare_unneeded(state: State, worker: WorkerState) -> Result:
-    """A script that never asks for its rank leaves nothing to wait with: no failure, and no reason to try again."""
+    """Give spares up: a script that never asks for its rank has no place to park. That is no failure, so no new spare starts."""
     told = () if state.spares_given_up else (Say("spare_unneeded", worker.cell),)
     state = replace(state.drop([worker.cell]), spares_given_up=True)
     return state, (Fence(worker.cell), *told)

@@ -190,7 +190,7 @@ def start_expired(config: Config, state: State, event: Expired) -> Result:
 
 
 def died_early(config: Config, state: State, death: Died, rank: int, orders: tuple[Action, ...]) -> Result:
-    """Answer a death before every rank was protected. Soon after a death of our store, the store is the cause."""
+    """Answer a death before every rank was protected: restart the world, or end."""
     cause = death.signature or death.cause
     said = Say("failed", death.worker, rank, cause)
     state, more = restart_or_end(config, state, death.t, said, failure=failure_key(death))

@@ -68,8 +68,8 @@ class Rank:
 def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
     """Return those to blame and those who wait for them: the smaller of the sides in and out of a collective, over all of them.
 
-    One rank that left a collective out, or called one too many, is likelier than several that did the same. The result is empty
-    when both sides are equally small, or when the ranks that wait in a collective disagree on its name or step.
+    One rank that left a collective out, or called one too many, is likelier than several that did the same. Both lists are empty
+    when two smallest sides differ, or when the ranks that wait in a collective disagree on its name or step.
     """
     if not _comparable(here):
         return [], []
