@@ -80,7 +80,7 @@ class Narrator:
         self._thrown_first = 0  # the index of the first of them,
         self._thrown_ms = 0.0  # and the time that one took
         self._uncounted = False  # a restart threw steps away that nobody could count: the script protects nothing
-        self._restart: dict[str, Any] | None = None  # facts of a finished restart, until the script shows where it continues
+        self._restart: dict[str, Any] | None = None  # a finished restart whose cost is not known yet
         self._claimed: set[str] = set()  # injected faults already matched with a death
         self._protection: str | None = None  # as last reported
         self._meshes = MeshRecord(context.run_dir, context.listener.note)
@@ -397,7 +397,7 @@ class Narrator:
         self._look_exact()
         if self.account.incident is not None:
             facts = measured(self.account.incident, self._board, self.holders)
-            if self.account.incident.then == AFTER_LOOP and code == 0:  # the script came to its end, so the repair succeeded
+            if self.account.incident.then == AFTER_LOOP and code == 0:  # the script ended, so it is repaired
                 self._look_at_phases()
                 self._keep(facts, self.holders, phases=self._phases.facts(self.account.incident.began))
             else:
