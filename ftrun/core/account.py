@@ -1,8 +1,8 @@
-"""The account of a run: who failed, since when, what the repair went through, how it ended and what it cost.
+"""Keeps the account of a run: which ranks failed and when, the stages of each repair, its end and its cost.
 
-One fold over events that carry their times: no clock, no file and no board is read here. The launcher folds what it decides, and
-what it reads on the board; a view folds the journal, where of the latter only the sums stand. Only the journal has the lines of `config`,
-`stall` and `fault`: times lost and the ratio are a view's.
+One fold over events that carry their times: this file reads no clock, no file and no board. The launcher folds its decisions and
+what it reads on the board; a view folds the journal, which has only the sums of the latter. Only the journal has lines of `config`,
+`stall` and `fault`, so only a view computes lost times and the ratio.
 Times are monotonic, in seconds; those of an `Incident` in ns.
 """
 
@@ -15,15 +15,15 @@ from typing import Any
 
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, LOOP_END, Moment
 
-PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")  # of an incident, as they follow each other
-RESTARTS = ("restarting", "world_stopped", "peer_failed")  # what the controller says as it starts all workers anew
+PARTS = ("detect", "stop", "clean", "reset", "restore", "resume", "first_step")  # of an incident, in their order
+RESTARTS = ("restarting", "world_stopped", "peer_failed")  # messages of the controller as it restarts all workers
 TRAINING, OVER = "RUNNING", ("ENDING", "ENDED")  # phases of the controller;
 UNHURT = ("NEW", "STARTING", TRAINING)  # in all others but these it repairs, or starts again
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A line of the journal by its `kind`, an event, an order or a note; or what only the launcher knows, or the board shows."""
+    """One fact by its `kind`: a journal line (an event, an order or a note), or something that only the launcher or the board knows."""
 
     t: float
     kind: str
@@ -33,7 +33,7 @@ class Fact:
 @dataclass(frozen=True)
 class Victim:
     """One rank that failed; the fields of a `Moment` say where. `seen_ms`: from the fault to its detection, None when the
-    fault's time is not known. `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how it is known.
+    fault's time is not known. `fault` is a value of ftrun.core.faults.Fault, `evidence` a sentence that says how ftrun knows.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Victim:
 
 @dataclass(frozen=True)
 class OpenIncident:
-    """What goes on, as the controller was told. `stages`: phase of the controller, and when it began."""
+    """An incident in progress, as the controller heard of it. `stages`: each phase of the controller, and when it began."""
 
     since: float
     victims: tuple[Victim, ...] = ()
@@ -65,7 +65,7 @@ class OpenIncident:
 
 @dataclass(frozen=True)
 class Incident:
-    """From the first failure until every rank has done a step that was never done before, as the board showed it."""
+    """An incident as the board showed it: from the first failure until every rank has done a new step."""
 
     began: int
     detected: int
@@ -74,7 +74,7 @@ class Incident:
     resume: int = 0
     epoch: int | None = None  # that of `resume`, where the script has epochs
     end: int = 0  # steps of its loop
-    then: str = ""  # phase with which all go on, where that is in no step
+    then: str = ""  # phase with which all ranks continue, when that is outside a step
     redone: int = 0
     restart: bool = False
     rollback: bool = False  # everyone went back to the host snapshot of `resume`
@@ -88,13 +88,13 @@ class Incident:
     reached: int = 0  # steps that some rank had begun when the gate was closed first, as a gate number + 1
 
     def going_on(self) -> Moment:
-        """What every rank does once it is repaired."""
+        """Return where every rank continues after the repair."""
         return Moment(self.then, self.resume, None if self.rollback else self.epoch, self.end)
 
 
 @dataclass(frozen=True)
 class Account:
-    """All that was told so far; `then` gives what it is after more. Of `incidents` and `cut`, the facts that the journal has."""
+    """The sum of all facts so far; `then` adds more. `incidents` and `cut` hold the facts of the journal."""
 
     began: float = 0.0
     wall: float = 0.0  # unix seconds at `began`
@@ -105,47 +105,49 @@ class Account:
     training: float | None = None  # when the first step could begin
     open: OpenIncident | None = None
     incident: Incident | None = None
-    since: float | None = None  # when the incident began whose cost is not known yet
-    incidents: tuple[dict[str, Any], ...] = ()  # whose cost is known
+    since: float | None = None  # when the incident of yet unknown cost began
+    incidents: tuple[dict[str, Any], ...] = ()  # those of known cost
     cut: dict[str, Any] | None = None  # the one that the end of the run cut off
     replaced: tuple[tuple[int, int], ...] = ()  # rank, and the cell that took it over
     restarts: int = 0  # worlds in which all workers started again,
-    failed_attempts: int = 0  # and attempts that were given up for such a one
+    failed_attempts: int = 0  # and attempts that such a restart ended
     stalled: float = 0.0  # seconds of all standstills that are over, and in no incident
     stall: tuple[float, float] = (0.0, 0.0)  # when the newest of them began and ended
-    stalled_since: float | None = None  # of the one that goes on; the board has it, not the journal
+    stalled_since: float | None = None  # start of the present one; the board has it, not the journal
     faults: tuple[dict[str, Any], ...] = ()  # injected ones that fired
     exit_code: int | None = None
     ended: float | None = None
 
     def then(self, *events: Fact) -> Account:
-        """Kinds that are no part of the account are passed over."""
+        """Fold `events` in; skip kinds that are no part of the account."""
         known = (event for event in events if event.kind in _FOLDS)
         return reduce(lambda account, event: _FOLDS[event.kind](account, event.t, event.facts), known, self)
 
     @property
     def costs(self) -> tuple[dict[str, Any], ...]:
-        """Of every incident, also one that was cut off."""
+        """Return the facts of every incident, also of one that the end of the run cut off."""
         return self.incidents if self.cut is None else (*self.incidents, self.cut)
 
     @property
     def redone(self) -> int:
-        """Steps done again."""
+        """Count the steps done again."""
         return sum(int(facts.get("redone", 0)) for facts in self.costs)
 
     @property
     def lost_ms(self) -> float:
-        """Spent on incidents and on steps done again."""
+        """Sum the time of incidents and of steps done again."""
         return sum(map(cost_ms, self.costs), 0.0)
 
     def lost(self, now: float) -> float:
-        """Seconds spent on incidents, on steps done again and in standstills, with what goes on; `now` is monotonic."""
+        """Return the seconds of incidents, repeated steps and standstills, with those in progress; `now` is monotonic."""
         begun = self.since if self.since is not None else self.stalled_since
         return self.lost_ms / 1000 + max(0.0, self.stalled + (0.0 if begun is None else now - begun))
 
     def effective(self, now: float) -> float | None:
-        """Effective training time ratio: the part of the run's time in which it trained: not starting, standing still or
-        being repaired. None before training began."""
+        """Return the effective training time ratio: the share of its time that the run did not spend on starts, standstills and repairs.
+
+        None before training began.
+        """
         end = self.ended if self.ended is not None else now
         if self.training is None or end <= self.began:
             return None
@@ -153,7 +155,7 @@ class Account:
 
 
 def cost_ms(facts: dict[str, Any]) -> float:
-    """What an incident took."""
+    """Return the cost of an incident: its time and that of the steps done again."""
     return float(facts["total_ms"]) + float(facts.get("again_ms", 0.0))
 
 
@@ -161,7 +163,7 @@ def cost_ms(facts: dict[str, Any]) -> float:
 
 
 def _opened(account: Account, t: float, **more: Any) -> Account:
-    """An incident goes on, and began at `t` if none did yet."""
+    """Update the open incident, or open one at `t`."""
     opened = replace(account.open or OpenIncident(t), **more)
     return replace(account, open=opened, since=t if account.since is None else account.since)
 
@@ -200,7 +202,7 @@ def _said(account: Account, t: float, facts: dict[str, Any]) -> Account:
 
 
 def _answered(account: Account, t: float, facts: dict[str, Any]) -> Account:
-    """The phase in which the controller is after its orders."""
+    """Fold in the phase of the controller after its orders."""
     phase, before, known = str(facts["phase"]), account.phase, account.open
     account = replace(account, phase=phase, generation=facts["generation"])
     if phase == before:
@@ -226,7 +228,7 @@ def _stood_still(account: Account, t: float, facts: dict[str, Any]) -> Account:
 
 
 def _counted_twice(account: Account) -> float:
-    """Seconds of the newest standstill that are a part of the newest incident: until a hung rank was found, or in a repair."""
+    """Return the seconds of the newest standstill within the newest incident: before a hang was detected, or in a repair."""
     if not account.incidents:
         return 0.0
     newest, (since, until) = account.incidents[-1], account.stall
@@ -242,7 +244,7 @@ def _changed(account: Account, **more: Any) -> Account:
 
 
 def _struck(account: Account, t: float, facts: dict[str, Any]) -> Account:
-    """A failure that is repaired; in a repair, it is a part of that incident."""
+    """Open an incident for a failure; one during a repair belongs to the open incident."""
     return account if account.incident else replace(account, incident=Incident(**facts))
 
 
@@ -251,8 +253,9 @@ def _victim(account: Account, t: float, facts: dict[str, Any]) -> Account:
 
 
 def _closed(account: Account, t: float, facts: dict[str, Any]) -> Account:
-    """The gate is closed after gate number `last`. Of the steps beyond, those are done again that some rank had begun: `begun`
-    are the moments of all ranks beyond. A step's index is its gate number plus `shift`; its loop, in `epoch`, ends at `end`.
+    """Fold in that the gate closed after gate number `last`. The ranks repeat the steps beyond it that some rank had begun.
+
+    `begun`: the moments of all ranks beyond `last`. A step's index is its gate number plus `shift`; its loop, in `epoch`, ends at `end`.
     """
     known, begun, resume = account.incident, facts["begun"], facts["last"] + 1
     if known is None:
@@ -270,7 +273,7 @@ def _closed(account: Account, t: float, facts: dict[str, Any]) -> Account:
 
 
 def _then(resume: int, end: int, begun: set[str]) -> str:
-    """The phase with which all go on at step index `resume` of a loop that has steps up to `end`; "" = in a step."""
+    """Return the phase with which all continue at step index `resume` of a loop of `end` steps; "" = in a step."""
     if not 0 < end <= resume:
         return ""
     if CALL_AFTER in begun:
@@ -279,13 +282,13 @@ def _then(resume: int, end: int, begun: set[str]) -> str:
 
 
 def _published(account: Account, t: float, facts: dict[str, Any]) -> Account:
-    """The world that was ordered is there; `spares`: cells of warm spares that took a rank of it."""
+    """Fold in a published world; `spares`: cells of warm spares that took a rank of it."""
     known, resume = account.incident, facts["resume"]
     if known is None:
         return account
     survivors = len(facts["workers"]) - len(facts["replaced"])
     account = _changed(account, generation=facts["generation"], survivors=survivors, rollback=facts["rollback"])
-    if facts["tail"] and known.victims:  # nobody is stopped after the loop, and the gate is not closed
+    if facts["tail"] and known.victims:  # a repair after the loop stops no rank and leaves the gate open
         first, spares = known.victims[0], tuple(sorted(facts["spares"]))
         at = first.step or 0
         return _changed(account, then=AFTER_LOOP, resume=at, last=at - 1, epoch=first.epoch, end=first.end, spares=spares)

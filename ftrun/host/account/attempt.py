@@ -1,10 +1,10 @@
-"""What an attempt at the run has done so far: how many steps, and how long one took. For people; decides nothing."""
+"""Counts the steps of an attempt at the run, and measures how long one took. For people; decides nothing."""
 
 from __future__ import annotations
 
 
 class Attempt:
-    """From one start of all workers to the next. Steps are counted once every rank is protected: before, none is begun."""
+    """The time from one start of all workers to the next. Counting begins once every rank is protected: no step begins before."""
 
     def __init__(self) -> None:
         self.since: int | None = None  # ns at which the first step could begin
@@ -15,11 +15,11 @@ class Attempt:
         self.since, self.first, self.repairs_ms = now, first, 0.0
 
     def steps(self, gates: int, ends: int) -> int:
-        """How many of the first `gates` gates are those of steps; `ends`: loops and calls that ended, each at a gate of its own."""
+        """Count the steps among the first `gates` gates; `ends`: loops and calls that ended, each at a gate of its own."""
         return 0 if self.since is None else max(0, gates - ends)
 
     def step_ms(self, gates: int, ends: int, until: int) -> float:
-        """What one of the steps before the first `gates` gates took, on the average, until the time `until` (ns)."""
+        """Return the average ms of a step among the first `gates` gates until `until` (ns), without the time of repairs."""
         steps = self.steps(gates, ends)
         if self.since is None or not steps:
             return 0.0

@@ -1,7 +1,7 @@
-"""The account of what failed, and the report at the end of a run that failed: the root cause first.
+"""Gathers the failures of a run, and reports them at the end of one that failed: the root cause first.
 
-Gathers while the run goes on, from what the machine hears and orders; reads the workers' notes. What was
-repaired (a rank replaced, the world started again) is counted and forgotten. Decides nothing: `ftrun.control.blame` does.
+It gathers them during the run from the machine's events and orders and from the workers' notes. It forgets a failure once the
+machine has repaired it (replaced a rank, restarted the world). `ftrun.control.blame` decides; this file does not.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ftrun.host.output.logformat import on_console
 from ftrun.host.workers.pool import Worker
 
 _INDENT = "  "
-_SAY_ALL = ("UsageError", "NonFiniteError")  # long sentences of ours about the script: one time is enough
+_SAY_ALL = ("UsageError", "NonFiniteError")  # long sentences of ours about the script: once is enough
 
-# Why ftrun gave up, by the last thing that the machine said.
+# Why ftrun gave up, by the last message of the machine.
 _GAVE_UP = {
     "failed_again": "the same failure came a second time",
     "raised_again": "the same exception came a second time",
@@ -49,7 +49,7 @@ _GAVE_UP = {
 
 @dataclass
 class FailureFacts:
-    """What the report says of a failure beyond what it takes to judge it. `code` None = not known."""
+    """Facts of a failure that the report needs and the judgement does not. `code` None = not known."""
 
     pid: int
     code: int | None
@@ -67,7 +67,7 @@ class FailureFacts:
 
 
 class Failures:
-    """One per run. `workers` are the worker pool's."""
+    """Gathers and reports the failures of one run. `workers` are the worker pool's."""
 
     def __init__(self, context: LaunchContext, workers: Mapping[int, Worker]) -> None:
         self._context = context
@@ -79,13 +79,13 @@ class Failures:
         self._account = Account()  # once the run is over
         self._verdict: Say | None = None
         self._elsewhere = False  # another node's failure ended the run
-        self._signum = 0  # that told the workers left to end
+        self._signum = 0  # the signal that told the remaining workers to end
         self._killed: list[int] = []  # ranks that did not obey it
 
-    # -- while the run goes on ---------------------------------------------------------------------------------------
+    # -- during the run ----------------------------------------------------------------------------------------------
 
     def saw(self, event: Event, actions: tuple[Action, ...]) -> None:
-        """The machine was told `event` and ordered `actions`."""
+        """Take in that the machine heard `event` and ordered `actions`."""
         if isinstance(event, Died):
             self._died(event)
         elif isinstance(event, (Finished, Stalled)):
@@ -153,10 +153,10 @@ class Failures:
     # -- at its end --------------------------------------------------------------------------------------------------
 
     def finish(self, code: int, account: Account, told_at: float, signum: int, killed: list[int]) -> dict[str, Any] | None:
-        """Say what ended the run of this `account` with `code`; the same as facts for the journal, None when no worker's failure did.
+        """Report the failure that ended the run of this `account` with `code`.
 
-        `told_at`: unix time at which the workers left were told by signal `signum` to end, 0 = they were not; `killed`:
-        ranks that did not obey.
+        `told_at`: unix time at which signal `signum` told the remaining workers to end, 0 = none did; `killed`: ranks that did
+        not obey. Returns the facts for the journal, None when no worker's failure ended the run.
         """
         if code == EXIT_OK or code > EXIT_SIGNAL:
             return None
@@ -193,10 +193,10 @@ class Failures:
 
     def _judge(self, told_at: float) -> blame.Verdict | None:
         for cell, failure in self._open.items():
-            if failure.cause == "died":  # seen before its exit code was
+            if failure.cause == "died":  # reported before its exit code was known
                 self._facts[cell].code = code = self._workers[cell].code
                 self._open[cell] = replace(failure, cause=symptoms.cause_of(code))
-        # what happened after we told everybody to end is our own doing
+        # we caused what happened after we told everybody to end
         own = [f for f in self._open.values() if not told_at or f.at <= told_at]
         if self._elsewhere:
             return blame.caused_elsewhere(own)
@@ -241,7 +241,7 @@ class Failures:
         return f"local_rank {self._local_rank(failure)}, host {os.uname().nodename}, pid {facts.pid}, {self._ended(failure, facts)}"
 
     def _ended(self, failure: Failure, facts: FailureFacts) -> str:
-        """`exit code 3`, `signal SIGKILL (exit code 137)`."""
+        """Word the end of a process: `exit code 3`, `signal SIGKILL (exit code 137)`."""
         if facts.code is None:
             told = signal.SIGKILL if failure.rank in self._killed or not self._signum else self._signum
             return f"ended by ftrun after that ({signal.Signals(told).name})"
@@ -252,7 +252,7 @@ class Failures:
         return [f"{_INDENT}log: {_together(self._logs(failure))}"] if self._context.logs_kept else []
 
     def _logs(self, failure: Failure) -> list[str]:
-        """Files of its rank that have something in them."""
+        """Return the files of its rank that are not empty, else the folder."""
         folder = self._error_file(failure.cell).parent
         found = [
             path for path in sorted(folder.glob("*.*")) if path.suffix in (".log", ".json") and path.stat().st_size
@@ -289,7 +289,7 @@ class Failures:
         return "no restart is allowed (--max-restarts 0)"
 
     def _stopped(self, verdict: blame.Verdict) -> list[int]:
-        """Ranks that ran until we ended them."""
+        """Return the ranks that ran until we ended them."""
         failed = {f.rank for f in (*verdict.own, *verdict.bereft)}
         present = [self._workers[cell] for cell in self._account.holders if cell in self._workers]
         return sorted({w.rank for w in present if w.rank is not None and w.code != 0} - failed)
@@ -301,7 +301,7 @@ class Failures:
         return f"no failure: {ranks(stopped)} ended by ftrun ({how}){rest}"
 
     def _leave_error_files(self, failures: tuple[Failure, ...]) -> None:
-        """For an exception in a step body: its process was ended while it waited for the verdict."""
+        """Write the error file for an exception in a step body, whose process ended while it waited for the verdict."""
         for failure in failures:
             facts, path = self._facts[failure.cell], self._error_file(failure.cell)
             if not facts.traceback or path.exists():
@@ -319,27 +319,27 @@ class Failures:
 
 
 def _together(files: list[str]) -> str:
-    """Files of one folder, so that a shell understands it."""
+    """Join files of one folder into a pattern that a shell expands."""
     folder, names = os.path.dirname(files[0]), [os.path.basename(file) for file in files]
     return files[0] if len(files) == 1 else f"{folder}{os.sep}{{{','.join(names)}}}"
 
 
 def _recorded(path: Path, cell: int) -> FailureNote | None:
-    """What `@record` left, for a program that does not run in our worker entry. None when there is nothing."""
+    """Read the error file of `@record`, for a program that does not run in our worker entry. None when there is none."""
     try:
         message = json.loads(path.read_text())["message"]
         if isinstance(message, str):
             return FailureNote(cell, 0, type="error", message=message)
         kind, _, text = str(message["message"]).partition(": ")
         extra = message["extraInfo"]
-        # its time is in whole seconds: the death, which follows at once, is the better one
+        # its time is in whole seconds: that of the death, which follows at once, is more exact
         return FailureNote(cell, 0, type=kind, message=text, traceback=str(extra["py_callstack"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _headline(failure: Failure, facts: FailureFacts) -> str:
-    """Who failed, how, and when."""
+    """Word who failed, how, and when."""
     if failure.kind:
         how = f"raised {failure.kind}{f' at {failure.where}' if failure.where else ''}"
     elif facts.code is None:  # condemned
@@ -351,7 +351,7 @@ def _headline(failure: Failure, facts: FailureFacts) -> str:
 
 
 def _last_line(failure: Failure) -> str:
-    """The exception as Python names it, its first line only."""
+    """Return the exception as Python names it, only its first line."""
     first = failure.message.strip().split("\n")[0]
     return f"{failure.kind}: {first}" if first else failure.kind
 
@@ -365,5 +365,5 @@ def _where(facts: FailureFacts) -> str:
 
 
 def _clock(at: float) -> str:
-    """Local time, to the millisecond."""
+    """Format local time, to the millisecond."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"

@@ -1,7 +1,7 @@
-"""What one incident cost: read from the board's time fields once every rank has done a new step.
+"""Measures the cost of one incident from the board's time fields, once every rank has done a new step.
 
-Each part is measured from the end of the one before, to the slowest rank, so that the parts sum to the whole.
-Never decides anything; it is read by people and by the benchmarks.
+Each part lasts from the end of the previous one until the slowest rank is done, so that the parts sum to the whole.
+This file decides nothing; people and the benchmarks read its numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _AS_THEY_ARE = ("generation", "resume", "redone", "restart", "rollback", "surviv
 
 
 def seen(cell: Cell, cause: str, phase: str = "", **more: Any) -> Victim:
-    """The worker of `cell`, as its board says; `phase`: the one in which it failed, where it has gone on since."""
+    """Return the victim in `cell`, as the board describes it. `phase`: the one in which it failed, if it has moved on since."""
     now = Moment.of(cell)
     return Victim(cell.rank or 0, cell.index, now.step, phase or now.phase, cause, epoch=now.epoch, end=now.end, **more)
 
 
 def measured(incident: Incident, board: Board, holders: Mapping[int, int]) -> dict[str, Any]:
-    """The summary; `holders` maps each rank to its cell."""
+    """Return the facts of the incident for the journal; `holders` maps each rank to its cell."""
     cells = {rank: board.cell(cell) for rank, cell in holders.items()}
     parts = {"detect": max(0.0, (incident.detected - incident.began) / 1e6)}
     at = max(incident.detected, incident.began)

@@ -1,6 +1,6 @@
 """Tells the person what happens and keeps the account of incidents. Reads the board; decides nothing.
 
-Called after the machine's actions were carried out, so that no sentence delays a recovery.
+The loop calls it after it carried out the machine's actions, so that no sentence delays a recovery.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SIGNS: dict[str, int] = {
 
 
 class Narrator:
-    """One per run."""
+    """Tells and accounts one run."""
 
     def __init__(self, context: LaunchContext) -> None:
         self._run_dir = context.run_dir
@@ -70,19 +70,19 @@ class Narrator:
         self._note = context.listener.note
         self.account = Account()
         self._dying: dict[int, tuple[int, int]] = {}  # cell -> (when the fault struck, when the loop woke for it), ns
-        self._phases = PhaseRecord()  # of the incident that goes on
+        self._phases = PhaseRecord()  # of the open incident
         self._spares_used: dict[int, int] = {}  # rank -> cell that was a spare
-        self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements told in this incident
+        self._logged: set[tuple[int, int]] = set()  # (rank, cell) of the replacements reported in this incident
         self._replaced: set[int] = set()  # ranks with a new worker since the last incident was over
-        self._first_cell = 0  # of those that were started together
+        self._first_cell = 0  # of the workers that started together
         self._attempt = Attempt()
-        self._thrown = 0  # steps of the attempt before that a restart threw away, as far as is known,
+        self._thrown = 0  # steps of the previous attempt that a restart threw away, as far as counted,
         self._thrown_first = 0  # the index of the first of them,
-        self._thrown_ms = 0.0  # and what one took
+        self._thrown_ms = 0.0  # and the time that one took
         self._uncounted = False  # a restart threw steps away that nobody could count: the script protects nothing
-        self._restart: dict[str, Any] | None = None  # a restart that is over but for where the script goes on
+        self._restart: dict[str, Any] | None = None  # a finished restart whose cost is not known yet
         self._claimed: set[str] = set()  # injected faults already matched with a death
-        self._protection: str | None = None  # as far as it was said
+        self._protection: str | None = None  # as last reported
         self._meshes = MeshRecord(context.run_dir, context.listener.note)
         self.values = KeptRecord(context.run_dir, context.listener.note, context.listener.log)
         self._since = time.monotonic()
@@ -90,9 +90,9 @@ class Narrator:
         self.inexact = Inexact(0)
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
-        """A world was published; `spares` maps ranks to the spares that took them."""
+        """Record that a world was published; `spares` maps ranks to the spares that took them."""
         if not publish.fresh:
-            self._look_exact()  # what a worker has noted that is replaced now, maybe in the middle of an incident
+            self._look_exact()  # the flags of a worker that is now replaced, maybe in the middle of an incident
         self.holders = dict(enumerate(publish.workers))
         self._spares_used.update(spares)
         self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
@@ -101,7 +101,7 @@ class Narrator:
         self._fold("published", {**vars(publish), "spares": spares.values()})
 
     def closed(self, last: int) -> None:
-        """The gate was closed; steps beyond `last` that some rank had begun are done again."""
+        """Record that the gate closed after `last`; the ranks repeat the steps beyond it that some rank had begun."""
         furthest = max(self._cells(), key=lambda c: (c.step or 0) - c.shift, default=None)
         if furthest is not None:
             loop = {"shift": furthest.shift, "epoch": furthest.epoch, "end": furthest[F.LOOP_END]}
@@ -117,16 +117,16 @@ class Narrator:
         return max((cell[F.ENDS] for cell in self._cells()), default=0)
 
     def _begun(self, last: int) -> list[Moment]:
-        """What ranks have begun beyond gate `last`. The cell of a replacement says where it is to begin."""
+        """Return what ranks have begun beyond gate `last`. A replacement is left out: its cell says where it will begin."""
         old = [self._board.cell(cell) for rank, cell in self.holders.items() if rank not in self._replaced]
         return [Moment.of(c) for c in old if c.step is not None and c.step - c.shift > last]
 
     def saw(
         self, event: Event, actions: tuple[Action, ...], phase: RunPhase, told: str, generation: int, woke: int, now: float
     ) -> None:
-        """At `now` (s) the machine was told `event`, ordered `actions` and is in `phase`; the loop woke for it at `woke` ns.
+        """Record that the machine heard `event` at `now` (s), ordered `actions` and is in `phase`; the loop woke for it at `woke` ns.
 
-        `told`: the phase as people are told (`State.told`).
+        `told`: the phase as people read it (`State.told`).
         """
         if isinstance(event, Dying) and phase in INCIDENT:
             began = self._began(event.worker, woke)
@@ -169,7 +169,7 @@ class Narrator:
             self._restarted(self.account.incident)
 
     def _say_protection(self) -> None:
-        """Once a run, and again only when it turns out otherwise."""
+        """Report the protection once a run, and again only when it changed."""
         cells = self._cells()
         known = protection(cells)
         if known is None or known == self._protection:
@@ -187,7 +187,7 @@ class Narrator:
     def _begin(self, event: Died | Raised, woke: int) -> None:
         cell = self._board.cell(event.worker)
         if isinstance(event, Raised):
-            # not now: the ranks were rung already, and what they do since is no part of the detection
+            # not the present time: the ranks were already rung, and what they do since is no part of the detection
             began = cell[F.RAISED_NS] or woke
             detected = max(began, woke)
         else:
@@ -197,7 +197,7 @@ class Narrator:
         began = min(began, detected)
         self._strike(began, detected)
         if cell.rank is not None:
-            # one that raised lives, and may have begun the step again
+            # a rank that raised lives, and may have begun the step again
             raised_in = phase_at(cell, began) if isinstance(event, Raised) else None
             phase = "" if raised_in is None else raised_in.name.lower()
             cause = event.signature or (event.cause if isinstance(event, Died) else "")
@@ -210,12 +210,12 @@ class Narrator:
         return self._board.cell(worker)[F.DETECTED_NS] or time.monotonic_ns()
 
     def _began(self, worker: int, otherwise: int) -> int:
-        """When the fault struck, ns: the time of an injected one, else `otherwise`."""
+        """Return when the fault struck, ns: the time of an injected one, else `otherwise`."""
         detected = self._detected(worker)
         return min(self._fault_time(self._board.cell(worker).rank, detected) or otherwise, detected)
 
     def _strike(self, began: int, detected: int, **more: str) -> Incident:
-        """The incident that goes on, or begins with this."""
+        """Return the open incident, or open one."""
         if self.account.incident is None:
             self._settle(0)
             self._phases, self._logged = PhaseRecord(), set()
@@ -228,7 +228,7 @@ class Narrator:
             self._phases.look(self._board, self.holders, self.account.incident.victims)
 
     def _last_sign(self, event: Died, woke: int) -> int:
-        """When the fault began at the latest, ns: the last sign of life of a rank that only fell silent."""
+        """Return the latest time at which the fault began, ns: the last sign of life of a rank that only fell silent."""
         field = _SIGNS.get(event.fault)
         return woke if field is None else self._board.cell(event.worker)[field] or woke
 
@@ -240,7 +240,7 @@ class Narrator:
                 self._fold("victim", vars(seen(self._board.cell(action.worker), action.detail)))
 
     def _fault_time(self, rank: int | None, detected: int) -> int | None:
-        """When the injected fault that struck `rank` fired, ns."""
+        """Return when the injected fault that struck `rank` fired, ns."""
         for firing in reversed(fired(self._run_dir)):
             at = int(firing.t * 1e9)
             if firing.rank == rank and firing.file not in self._claimed and 0 <= detected - at < _SAME_FAULT * 1e9:
@@ -311,7 +311,7 @@ class Narrator:
             self._log(messages.replaced(rank, cell, was_spare, what.what(), again, sources.get(str(rank))))
 
     def _tail(self, world: Publish) -> None:
-        """Nobody is stopped after the loop, and the gate is not closed: the new workers run what the script does there."""
+        """Record a repair after the loop. It stops no rank and leaves the gate open: the new workers run the rest of the script."""
         if self.account.incident is None or not self.account.incident.victims:
             return
         spares = [self._spares_used[rank] for rank in world.replaced if rank in self._spares_used]
@@ -327,7 +327,7 @@ class Narrator:
             return
         self._fold("dropped", {})
         facts = measured(incident, self._board, self.holders)
-        if incident.rollback:  # the first of them is done again within the repair
+        if incident.rollback:  # the repair contains the first of them
             facts["again_ms"] = round(
                 self._attempt.step_ms(incident.reached, self._ends(), incident.began) * (incident.redone - 1), 3
             )
@@ -346,7 +346,7 @@ class Narrator:
             self._settle(0)
 
     def _throw_away(self, began: int) -> None:
-        """All workers start again: what this attempt has done is gone, as far as no checkpoint has it."""
+        """Count the steps of this attempt as all workers start again: they are lost as far as no checkpoint has them."""
         last = gate.unpack(self._board.gate()).last
         gates = last + 1 + bool(self._begun(last))
         self._thrown, self._thrown_first = self._attempt.steps(gates, self._ends()), self._attempt.first
@@ -354,7 +354,7 @@ class Narrator:
         self._uncounted |= self._attempt.since is None and any(c.has(Flag.STEPPED) for c in self._cells())
 
     def _settle(self, kept: int) -> None:
-        """A restart's account: the script goes on `kept` steps after where the attempt before began."""
+        """Account for a restart: the script continues `kept` steps after the first step of the previous attempt."""
         facts, self._restart = self._restart, None
         if facts is None:
             return
@@ -366,7 +366,7 @@ class Narrator:
             self._log(messages.thrown_away(again, facts["again_ms"]))
 
     def _keep(self, facts: dict[str, Any], holders: Mapping[int, int], **more: Any) -> None:
-        """An incident is over: count it, and leave it in the journal."""
+        """Count an incident that is over, and journal it."""
         self._account("incident", facts)
         self._note("incident", **self._meshes.placed(facts, holders), **more)
 
@@ -378,11 +378,11 @@ class Narrator:
     def _look_exact(self) -> None:
         for cell in self.holders.values():
             self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
-        if self._board[Head.DIFFER]:  # whoever saw it may be dead
+        if self._board[Head.DIFFER]:  # the rank that saw it may be dead
             self.inexact |= Inexact.REPLICAS_DIFFER
 
     def _why_inexact(self) -> str:
-        """What makes a repair of this attempt one that cannot be called exact."""
+        """Word why a repair of this attempt cannot be called exact."""
         found = notes.read_all(DoubtNote, self._run_dir, self._first_cell)
         left = {note.cell: note.names for note in notes.read_all(LeftOutNote, self._run_dir, self._first_cell)}
         flags = Inexact(0)
@@ -397,7 +397,7 @@ class Narrator:
         self._look_exact()
         if self.account.incident is not None:
             facts = measured(self.account.incident, self._board, self.holders)
-            if self.account.incident.then == AFTER_LOOP and code == 0:  # the script came to its end: so it is repaired
+            if self.account.incident.then == AFTER_LOOP and code == 0:  # the script ended, so it is repaired
                 self._look_at_phases()
                 self._keep(facts, self.holders, phases=self._phases.facts(self.account.incident.began))
             else:
@@ -415,7 +415,7 @@ class Narrator:
                 [*left_out.reasons(self._run_dir)],
                 notes.read_all(DoubtNote, self._run_dir),
             )
-            # a run that failed has no result to speak of, and its report says who raised
+            # a failed run has no result, and its report names the rank that raised
             for line in lines if code == 0 else lines[:1]:
                 self._log(line)
         elif code == 0:

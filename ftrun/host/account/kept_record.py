@@ -1,4 +1,4 @@
-"""What is kept of the script's values, for the person and the journal: read from the notes of the workers. Decides nothing."""
+"""Reads in the notes of the workers which values of the script are kept; tells the person and journals it. Decides nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ftrun.core.shared import left_out, notes
 from ftrun.core.shared.notes import KeptNote
 from ftrun.host.account import messages
 
-_LOOKED = 3  # bodies, of which the line speaks
+_LOOKED = 3  # bodies that a worker must have examined before the line is printed
 
 
 class KeptRecord:
-    """One per run. `note` writes to the journal, `log` says a sentence."""
+    """One per run. `note` writes to the journal, `log` tells the person a sentence."""
 
     def __init__(self, run_dir: Path, note: Callable[..., None], log: Callable[[str], None]) -> None:
         self._run_dir = run_dir
@@ -25,7 +25,7 @@ class KeptRecord:
         self._noted: dict[str, Any] = {"not_kept": {}}
 
     def look(self) -> None:
-        """A worker rang. Once the first bodies were looked at as a whole it has told what is kept."""
+        """Report the kept values once a worker has examined its first bodies. The launcher calls this when a worker rings."""
         found = None if self._is_told else notes.read(KeptNote, self._run_dir)
         if found is None or found.looked < _LOOKED:
             return
@@ -36,7 +36,7 @@ class KeptRecord:
         self.note()
 
     def note(self) -> None:
-        """Leave in the journal what is known by now, unless that is there."""
+        """Journal what the notes say by now, unless the journal has it."""
         found = notes.read(KeptNote, self._run_dir)
         facts = {**(asdict(found) if found else {}), "not_kept": left_out.reasons(self._run_dir)}
         if facts != self._noted:

@@ -1,4 +1,4 @@
-"""Where each rank is on the mesh of its script, for the journal: read from the notes of the workers. Never decides anything."""
+"""Reads in the notes of the workers where each rank is on the mesh of its script, and journals it. Decides nothing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class MeshRecord:
         self._told: dict[str, Any] = {}
 
     def protected(self, ranks: Mapping[int, int]) -> None:
-        """Every rank (of the whole run, with its cell) has called protect(), which is when it said where it is."""
+        """Journal the places once every rank has called protect(), which notes them. `ranks`: cells by rank, of the whole run."""
         facts = self._facts(ranks)
         if facts and facts != self._told:
             self._told = facts
             self._note("mesh", **facts)
 
     def placed(self, facts: Mapping[str, Any], holders: Mapping[int, int]) -> dict[str, Any]:
-        """The facts of an incident, with where its victims and the `holders` (cells by rank) are."""
+        """Return the facts of an incident with the mesh places of its victims and of the `holders` (cells by rank)."""
         victims = [{**v, "mesh": place.at} if (place := self._of(v["cell"])) else v for v in facts["victims"]]
         found = self._facts(holders)
         return {**facts, "victims": victims, **({"mesh": found} if found else {})}

@@ -1,4 +1,4 @@
-"""Every sentence that ftrun says to a person while a run goes on. Words only: no decisions, no output."""
+"""Words every sentence that ftrun tells a person during a run. This file decides nothing and prints nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ VERBS: dict[str, str] = {
 }
 _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 
-# what ends the run; the rest of WORDS can be lived with
+# these end the run; a run survives the rest of WORDS
 _ENDS = {"failed", "stalled_again", "failed_again", "too_many_replacements", "stuck_again", "service_given_up", "world_ended"} | {
     "stopped_by_policy",
     "inexact",
@@ -116,11 +116,11 @@ _PAGES = {
     "failed_again": "F403",
     "cannot_recover": "F404",
     "unrestorable": "F404",
-}  # with the code of the page that explains it
+}  # the code of the page that explains each
 
 
 def level(what: str) -> str:
-    """How grave a thing to say is: info, warning or error."""
+    """Return the log level of a message: info, warning or error."""
     if what in _ENDS:
         return "error"
     return "warning" if what in WORDS or what in ("died", "raised", "raised_again") else "info"
@@ -135,7 +135,7 @@ def started(run_id: str, workers: int, spares: int, device: str, logs: str) -> s
 
 
 def kept(told: KeptNote, others: int) -> str:
-    """The line at the start of training. `others`: how many values the loop changes that are not kept; a worker has named them."""
+    """Word the line at the start of training. `others`: how many values the loop changes and nobody keeps; a worker has named them."""
     return f"kept with each step: {in_words(told)}" + (f"; not kept: {others}" if others else "")
 
 
@@ -145,7 +145,7 @@ _LOOP = "`job = ftrun.protect(model, optimizer)`, `for step in job.steps(n):`, `
 
 
 def unprotected(grouped: bool, max_restarts: int, nodes: bool) -> str:
-    """The line when a script begins to train without us. `grouped`: it made a group of ours; `nodes`: they are several."""
+    """Word the line when a script trains unprotected. `grouped`: it made a group of ours; `nodes`: the run has several."""
     cost = "after a death all workers start again from the beginning" if max_restarts else "a death ends the run"
     if nodes:
         return f"not protected: {cost}, since nothing is repaired in place in a run of several nodes yet"
@@ -182,7 +182,7 @@ def removed_logs(names: list[str], folder: str, most: float) -> str:
 
 
 def failed(victim: Victim, survivors: int, recovering: bool) -> str:
-    """The line at the moment of a failure."""
+    """Word the line at the moment of a failure."""
     words = victim.moment.words()
     where = f" {words}" if words else ""
     seen = "" if victim.seen_ms is None else f", seen after {milliseconds(victim.seen_ms)} ms"
@@ -196,7 +196,7 @@ def failed(victim: Victim, survivors: int, recovering: bool) -> str:
 
 
 def injected(kind: str, rank: int, phase: str, step: int, epoch: int | None) -> str:
-    """The line when a fault was injected into the live run."""
+    """Word the line when a fault was injected into the live run."""
     if rank < 0:
         where = "ftrun itself" if kind == "launcher-kill" else "everything on this node"
     else:
@@ -205,7 +205,7 @@ def injected(kind: str, rank: int, phase: str, step: int, epoch: int | None) -> 
 
 
 def unfelt(rank: int, step: int, epoch: int | None) -> str:
-    """The line when an injected NaN was not felt."""
+    """Word the line when an injected NaN had no effect."""
     return f"injected fault: nan struck rank {rank} in forward of {place(step, epoch, 0)}; {UNFELT}"
 
 
@@ -221,7 +221,7 @@ def raised(rank: int, signature: str, step: int | None) -> str:
 
 
 def poisoned(evidence: str, again: bool) -> str:
-    """Gradients were not finite; `again`: also after a retry."""
+    """Word the line for gradients that were not finite; `again`: also after a retry."""
     what = evidence.removeprefix("NonFiniteError: ")
     if again:
         return _explained(f"{what}, also after a retry; the run ends (--nonfinite ignore would make such updates)", "F405")
@@ -234,7 +234,7 @@ def raised_again(rank: int, signature: str, step: int | None) -> str:
 
 
 def replaced(rank: int, cell: int, was_spare: bool, what: str, again: bool, source: Mapping[str, Any] | None) -> str:
-    """The line once a new worker holds a rank. `what`: the step that all go on with."""
+    """Word the line once a new worker holds a rank. `what`: the step with which all ranks continue."""
     who = f"spare {cell}" if was_spare else f"new worker {cell}"
     then = f"{what} again" if again else f"going on with {what}"
     return f"{who} takes over rank {rank}; {then}{_from(source)}"
@@ -267,12 +267,12 @@ def recovered(facts: Mapping[str, Any]) -> str:
 
 
 def thrown_away(steps: int, ms: float) -> str:
-    """What a restart from the beginning costs beside its time."""
+    """Word what a restart from the beginning costs beside its time."""
     return f"{count(steps, 'step')} done again since all workers started again: {ms / 1000:.2f} s of work"
 
 
 def said(say: Say) -> str | None:
-    """The sentence for a Say that needs no more than its own facts; None for those said elsewhere or not at all."""
+    """Return the sentence for a Say that needs no more than its own facts; None when another function words it, or nothing does."""
     if say.what == "signalled":
         name = signal.Signals(int(say.detail)).name
         return f"got {name}; ending the workers"
@@ -285,23 +285,23 @@ def said(say: Say) -> str | None:
 
 
 def _explained(sentence: str, code: str) -> str:
-    """With the code of its page behind it."""
+    """Append the code of the page that explains the sentence."""
     return sentence + codes.read_on(code)
 
 
 def early(how: str, age: float) -> str:
-    """How far a worker came that failed at its start; `how` as blame.how_far says it."""
+    """Word how far a worker came that failed at its start; `how`: as blame.how_far returns it."""
     what = "before its script's first line" if how == blame.BEFORE_SCRIPT else how
     return f"{what} ({seconds(age)} after it began)"
 
 
 def another() -> str:
-    """Where a spare ended, and nothing keeps the next one from starting."""
+    """Word that a spare ended and the next one starts."""
     return "; no rank was lost, and another spare starts"
 
 
 def printed_in(folder: Path | None) -> str:
-    """Where the output of a spare is, which the console never got. None: it has printed nothing."""
+    """Tell where the output of a spare is, which the console never got. None: it printed nothing."""
     return "" if folder is None else f"; what it printed: {os.path.relpath(folder)}"
 
 
@@ -310,7 +310,7 @@ def signalled_again(signum: int) -> str:
 
 
 def last_words(path: Path) -> str:
-    """The last line that one of our helpers printed, and where the rest is."""
+    """Quote the last line that one of our helpers printed, and name the file."""
     try:
         lines = path.read_text(errors="replace").split("\n")
     except OSError:
@@ -330,18 +330,18 @@ def summary(
     left_out: list[str],
     doubts: Sequence[DoubtNote] = (),
 ) -> list[str]:
-    """The lines at the end of a run that had incidents.
+    """Return the lines at the end of a run that had incidents.
 
     Args:
-        run: What to write to see them; "" = nothing is kept.
-        incidents: How many.
-        drawn: One of them came to its end, and can be drawn.
-        restarts: How often all workers started again.
-        redone: Steps; None: nobody could count them.
-        seconds: That were lost.
-        inexact: Why the result may not be called exact,
-        left_out: and the names of what the loop changes and nobody keeps.
-        doubts: Where those reasons were seen, as far as that is known.
+        run: The argument with which a command displays them; "" = nothing is kept.
+        incidents: Their number.
+        drawn: One of them came to its end, so that `ftrun timeline` can draw it.
+        restarts: Number of times that all workers started again.
+        redone: Steps done again; None: nobody could count them.
+        seconds: Lost time.
+        inexact: The reasons for which the result may not be called exact.
+        left_out: Names of the values that the loop changes and nobody keeps.
+        doubts: The places where those reasons arose, as far as workers noted them.
     """
     cost = f"{count(redone or 0, 'step')} done again, {seconds:.2f} s lost"
     if redone is None:
@@ -356,13 +356,13 @@ def summary(
 
 
 def _result(restarts: int, inexact: Inexact, left_out: list[str], doubts: Sequence[DoubtNote]) -> str:
-    """What differs comes before what may differ."""
+    """Word whether the result is exact. What differs comes before what may differ."""
     seen = _in_order(inexact)
     differs = any(flag & _DIFFERS for flag in seen)
     why = [_reason(flag, doubts) for flag in seen]
     if left_out:
         why.append(_NOT_KEPT.format(shown(left_out)))
-    if restarts:  # what was seen may be of an attempt before
+    if restarts:  # the reasons may belong to an earlier attempt
         differs, why = False, [f"the script was started anew {count(restarts, 'time')}"]
     if differs:
         return _explained(f"result bit-identical to an uninterrupted run: no ({'; '.join(why)})", "F407")
@@ -376,7 +376,7 @@ def _in_order(inexact: Inexact) -> list[Inexact]:
 
 
 def _reason(why: Inexact, doubts: Sequence[DoubtNote]) -> str:
-    """`since step 6: buffers that ...: buffer.0.seen`."""
+    """Word one reason: `since step 6: buffers that ...: buffer.0.seen`."""
     about = [doubt for doubt in doubts if doubt.why is why]
     placed = [doubt.moment for doubt in about if doubt.moment.step is not None]
     first = min(placed, key=lambda moment: (moment.epoch or 0, moment.step), default=None)
@@ -392,7 +392,7 @@ def inexact(
     left_out: Mapping[int, Mapping[str, str]],
     rank_of: Callable[[int], int | None],
 ) -> str:
-    """The line when the run ends for want of exactness. `repaired`: ranks that were replaced; `left_out`: by cell, names and why."""
+    """Word the line when a repair is inexact and ends the run. `repaired`: replaced ranks; `left_out`: by cell, names and reasons."""
 
     def whose(cells: Iterable[int]) -> str:
         those = [rank for cell in cells if (rank := rank_of(cell)) is not None]
@@ -410,20 +410,22 @@ def inexact(
 
 
 def done(steps: int, took: float, equal: bool, logs: Path | None) -> str:
-    """The closing line of a run without incidents. `took` in seconds; `equal`: replicas were compared after the last step; `logs`:
-    None when they end with the run."""
+    """Word the closing line of a run without incidents.
+
+    `took` in seconds; `equal`: the replicas were equal after the last step; `logs`: None when they end with the run.
+    """
     what = f": {count(steps, 'step')} in {duration(took)}" if steps else f" in {duration(took)}"
     kept = _NO_LOGS if logs is None else f"logs in {folder_shown(logs)}"
     return f"done{what}{', all replicas equal after the last step' if equal else ''}, {kept}"
 
 
 def folder_shown(folder: Path) -> str:
-    """As it was typed, but so that it cannot be taken for a word."""
+    """Return the folder as typed; a relative one gets `./` in front, so that nobody takes it for a word."""
     return str(folder) if folder.is_absolute() else f"{os.curdir}{os.sep}{folder}"
 
 
 def run_shown(logs: Path | None) -> str:
-    """What to write for RUN to see a run after its end, from any folder: its name, or else its log folder; "" where that is gone."""
+    """Return the RUN argument that names an ended run from any folder: its name or its log folder; "" when that is gone."""
     if logs is None:
         return ""
     return logs.name if can_be_named() else os.path.abspath(logs)

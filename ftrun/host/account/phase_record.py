@@ -1,7 +1,7 @@
-"""What the ranks did around an incident: the phases of their last steps, gathered from the board while they are there.
+"""Gathers the phases of the ranks' last steps around an incident, while the board still has them.
 
-Looked at twice, because the rows of a rank are a small ring: when the gate is about to open again, while every rank still
-waits, and once the first new step is done. Never decides anything.
+The reporter looks twice, because the rows of a rank are a small ring: when the gate is about to open again, while every rank
+still waits, and once the first new step is done. This file decides nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ftrun.core.account import Victim
 from ftrun.core.shared.board import Board
 from ftrun.core.shared.steps import Row, rows
 
-RANKS_MOST = 64  # ranks whose phases are kept: a person looks at some, the journal has the stages of all
+RANKS_MOST = 64  # ranks whose phases are kept: a person reads a few, and the journal has the stages of all
 
 
 class PhaseRecord:
@@ -32,8 +32,11 @@ class PhaseRecord:
                 kept[(row.step, row.generation, row.attempt)] = row
 
     def facts(self, began: int) -> list[dict[str, Any]]:
-        """One entry a rank and incarnation; each row of `steps` is step, generation, attempt and the ms (from `began`) at
-        which it entered forward, backward, gate, update and left the body, None where it never did."""
+        """Return one entry per rank and incarnation.
+
+        Each row of `steps` is step, generation, attempt and the ms (from `began`, ns) at which the rank entered forward, backward,
+        gate, update and left the body; None where it never did.
+        """
         return [
             {"rank": rank, "cell": cell, "steps": [_plain(kept[key], began) for key in sorted(kept)]}
             for (rank, cell), kept in self._rows.items()

@@ -1,6 +1,6 @@
-"""What the run as a whole does now: its phase, the incident that goes on, or what it waits for when nothing moves.
+"""Shows the present state of the run in the board's head: its phase, the open incident, or the reason of a standstill.
 
-Kept in the board's head for whoever looks from outside.
+Commands read it there from outside.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ftrun.control.phases import RunPhase
 from ftrun.core.account import OVER, Account
 from ftrun.core.shared.board import RUN_BYTES, Board
 
-_SHOWN = 8  # ranks that are named
+_SHOWN = 8  # most ranks to name
 _ROOM = 250  # bytes for each text of a stall
-_JITTER = 0.5  # seconds by which an announced end may be off, so that the board is not written at each look
+_JITTER = 0.5  # seconds by which an announced end may be off, which saves a write to the board at each look
 _VICTIM = ("rank", "cell", "cause", "step", "phase")
-_NAMED = RUN_BYTES // 40  # more victims than there is room for
+_NAMED = RUN_BYTES // 40  # more victims than the board has room for
 
 
 @dataclass
 class Stall:
-    """Nothing moves, see `Standstill`. Times in seconds, monotonic. `until`: when something will be done about it."""
+    """A standstill, see `Standstill`. Times in seconds, monotonic. `until`: when the launcher will act."""
 
     since: float
     until: float | None
@@ -37,7 +37,7 @@ class Stall:
 
 
 class RunHead:
-    """`global_rank` makes a rank of the world of one of this node; `note` writes to the journal."""
+    """One per run. `global_rank` maps a rank of this node to one of the world; `note` writes to the journal."""
 
     def __init__(self, board: Board, global_rank: Callable[[int], int], note: Callable[..., None]) -> None:
         self._board = board
@@ -48,14 +48,14 @@ class RunHead:
         self._shown = b""
 
     def show(self, account: Account, now: float) -> None:
-        """The account as of `now`."""
+        """Show the account as of `now`."""
         before, self._account = self._account.open, account
         if account.phase in OVER or (account.open is not None and account.open != before):
             self._moves(now)
         self._show()
 
     def stalled(self, found: Standstill | None, where: Callable[[int, float], str], now: float) -> None:
-        """What the last look for hangs found; `where` tells the line of the script that a worker is in."""
+        """Show the standstill that the last look for hangs detected; `where` returns the line of the script that a worker is in."""
         old = self._stall
         if found is None and old is None:
             return
@@ -78,7 +78,7 @@ class RunHead:
         self._show()
 
     def _moves(self, now: float) -> None:
-        """A standstill is over, or others are to blame for it from now on."""
+        """Journal a standstill that is over, or whose culprits change."""
         if self._stall is not None:
             facts = vars(self._stall)
             kept = {name: facts[name] for name in ("since", "culprits", "held_up", "where", "line")}
@@ -92,7 +92,7 @@ class RunHead:
         while len(text) > RUN_BYTES and stall and parts:
             stall[parts.pop(0)] = ""
             text = self._text(incident, stall)
-        while len(text) > RUN_BYTES and incident:  # what came first says most
+        while len(text) > RUN_BYTES and incident:  # the first entries say most
             longest = max(("victims", "stages", "said"), key=lambda name: len(json.dumps(incident[name])))
             incident[longest] = incident[longest][:-1]
             text = self._text(incident, stall)
@@ -112,7 +112,7 @@ class RunHead:
 
 
 def _cut(text: str) -> str:
-    """The beginning of `text` that takes at most _ROOM bytes as JSON."""
+    """Return the beginning of `text` that takes at most _ROOM bytes as JSON."""
     room = _ROOM
     for at, character in enumerate(text):
         room -= len(json.dumps(character)) - 2

@@ -1,4 +1,4 @@
-"""What the ranks of an incident moved, and when: read from the files that they left. Never decides anything."""
+"""Reads what the ranks of an incident moved, and when, from the notes that they left. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 from ftrun.core.shared import notes
 from ftrun.core.shared.notes import MovesNote
 
-RANKS_MOST = 16  # ranks whose transfers are kept: a person looks at some
+RANKS_MOST = 16  # ranks whose transfers are kept: a person reads a few
 
 
 def gather(run_dir: Path, holders: Mapping[int, int], generation: int, began: int) -> list[dict[str, Any]]:
-    """One entry for each rank that moved something in `generation`; each of `moves` is its stage, the rank that the bytes
-    came from, and the ms (from `began`, ns) at which it began and ended. The notes are taken away, and those of repairs before
-    that nobody asked for: of one that another failure cut short, or that came after it was over."""
+    """Return one entry for each rank that moved something in `generation`.
+
+    Each of `moves` is its stage, the rank that the bytes came from, and the ms (from `began`, ns) at which it began and ended.
+    Removes these notes and those of earlier repairs that nobody read: another failure cut the repair short, or they came late.
+    """
     found: list[dict[str, Any]] = []
     for rank, cell in sorted(holders.items()):
         note = notes.read(MovesNote, run_dir, cell, generation)

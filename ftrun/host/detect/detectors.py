@@ -21,7 +21,7 @@ from ftrun.host.detect.heartbeat import LOOKS, Beat, BeatWatch
 from ftrun.host.detect.repairs import RepairWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
 
-_NOW_AND_THEN = 1.0  # seconds between two looks at what does not hurry
+_NOW_AND_THEN = 1.0  # seconds between two of the less urgent looks
 _NAMES = {
     Fault.HANG: "no progress",
     Fault.GIL: "no progress, the GIL is held",
@@ -30,7 +30,7 @@ _NAMES = {
 
 
 class Detectors:
-    """One per run."""
+    """Runs all detectors of one run."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         settings = context.settings
@@ -47,17 +47,17 @@ class Detectors:
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
         self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
         self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
-        self._differing = False  # that replicas differ was told
+        self._differing = False  # differing replicas were reported
         self._later = 0.0
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         return min(self._beats.pause, self._hangs.due, self._often if self._stragglers.curious else self._beats.longest)
 
     @property
     def standstill(self) -> Standstill | None:
-        """The standstill that the last look found; None while something moves."""
+        """Return the standstill that the last look detected; None while a rank makes progress."""
         return self._hangs.standstill
 
     def where(self, cell: int, still: float) -> str:
@@ -70,7 +70,7 @@ class Detectors:
     def look(
         self, running: bool, generation: int, holders: list[Worker], whole: bool, awaited: Sequence[tuple[int, bool]]
     ) -> None:
-        """One look. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world.
+        """Run each detector once. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world.
 
         `awaited`: cells that a repair waits for, see RepairWatch.
         """
@@ -89,13 +89,13 @@ class Detectors:
         if now >= self._later:
             self._later = now + _NOW_AND_THEN
             if running and whole:
-                self.compare(generation, present)  # differences that hold no gate shut: nobody rings for them
+                self.compare(generation, present)  # no rank rings for differences that hold no gate shut
             self._pool.expire_kills()
             for fault, evidence in self._room.news():
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
 
     def _beat(self, worker: Worker) -> Beat[int] | None:
-        """The beat of a worker, None for one that does not beat yet, or any more."""
+        """Return the beat of a worker, None for one that does not beat yet, or no longer does."""
         at = worker.cell[F.BEAT]
         if worker.reported or worker.lost or not (worker.pid and worker.watch and at):
             return None

@@ -15,7 +15,7 @@ _MEMORY = ("tmpfs", "ramfs")
 
 
 class RoomWatch:
-    """`places`: what each folder is for -> the folder."""
+    """One per run. `places` maps the use of each folder to the folder."""
 
     def __init__(self, places: dict[str, Path]) -> None:
         self._places = places
@@ -29,7 +29,7 @@ class RoomWatch:
         self._stop.set()
 
     def news(self) -> list[tuple[Fault, str]]:
-        """The file systems that became full since the last question."""
+        """Return the file systems that became full since the last call."""
         full = dict(self._full)
         self._reported &= full.keys()
         fresh = [found for what, found in full.items() if what not in self._reported]

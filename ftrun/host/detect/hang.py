@@ -1,4 +1,4 @@
-"""Feeds `ftrun.control.hangs` with what the board says, and keeps it from accusing a rank that a debugger holds."""
+"""Feeds `ftrun.control.hangs` from the board, and keeps it from accusing a rank that a debugger holds."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class HangWatch:
 
     @property
     def due(self) -> float:
-        """Seconds from the last look after which another one may find somebody to accuse."""
+        """Return the seconds after the last look until another one may accuse a rank."""
         return max(_SOON, self._watch.due)
 
     def quiet(self) -> None:
-        """The world is being repaired: what it takes is not the length of a step."""
+        """Forget the current wait: the time of a repair is not the length of a step."""
         self._watch.quiet()
         self.standstill = None
 
@@ -62,7 +62,7 @@ class HangWatch:
         return HangVerdict(accused, verdict.what, verdict.evidence)
 
     def _members(self, mark: int) -> tuple[int, ...]:
-        """Ranks of a group, as its first member wrote them down; none for the world's."""
+        """Return the ranks of a group from the note of its first member; none for the world's."""
         if mark and mark not in self._groups:
             note = notes.read(GroupNote, self._run_dir, mark)
             if note is None:
@@ -71,18 +71,18 @@ class HangWatch:
         return self._groups.get(mark, ())
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
-        """The standstill as people see it: a culprit in a debugger gets all the time that it wants."""
+        """Return the standstill as people see it: it has no deadline while a debugger holds a culprit."""
         if found is None or not any(c.index in found.cells and debugged(c) for c in cells):
             return found
         return replace(found, left=None, excuse="debugger")
 
     def where(self, cell: int, still: float) -> str:
-        """The line of the script that a rank has been in for `still` seconds; "" when it did not say so."""
+        """Return the line of the script that a rank has been in for `still` seconds; "" when it noted none."""
         note = notes.read(WhereNote, self._run_dir, cell)
         return note.line if note is not None and time.monotonic() - note.seen / 1e9 < still else ""
 
     def _line(self, accused: Accused) -> str:
-        """The line that a busy rank's Python was in when its control thread looked last."""
+        """Word the line that a busy rank's Python was in when its control thread last looked."""
         if accused.fault is not Fault.HANG:
             return ""
         note = notes.read(WhereNote, self._run_dir, accused.cell)
@@ -90,7 +90,7 @@ class HangWatch:
 
 
 def debugged(cell: Cell) -> bool:
-    """Does somebody look into this rank with a debugger?"""
+    """Does a debugger hold this rank?"""
     return bool(cell[F.BUSY] & Busy.DEBUGGER) or heartbeat.traced(cell[F.PID])
 
 
@@ -99,7 +99,7 @@ def _unknown(mark: int) -> tuple[int, ...]:
 
 
 def sign(cell: Cell, word: gate.GateWord) -> Sign:
-    """The time of a rank's last sign of life, and whether it waits; `word` is the gate. Each look reads a few words and nothing more."""
+    """Return a rank's last sign of life, and whether it waits; `word` is the gate. Each look reads only a few words."""
     words = cell.words()
     mark = _LIFE(words)
     since = words[F.COLLECTIVE_SINCE]
@@ -113,7 +113,7 @@ def _is_at_gate(arrival: int, word: gate.GateWord) -> bool:
 
 
 def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int, ...]] = _unknown) -> Rank:
-    """A rank as the judgement takes it; `word` is the gate, `members` tells the ranks of a group from its mark."""
+    """Describe a rank for the judgement; `word` is the gate, `members` returns the ranks of a group from its mark."""
     group, number = collective_of(cell[F.COLLECTIVE])
     phase = cell.phase
     waiting = cell[F.COLLECTIVE_SINCE] > 0

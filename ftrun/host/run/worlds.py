@@ -1,4 +1,4 @@
-"""The worlds of a run: the store that their workers meet in, and the file that says who is who in each.
+"""Makes the worlds of a run: starts the store in which their workers meet, and writes the file that maps ranks to workers.
 
 The machine counts this node's ranks and restarts from 0; `nodes` knows those of the whole run.
 """
@@ -20,25 +20,25 @@ from ftrun.host.rundir.reserve import Reserve
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
-_KEPT = 2  # world files: somebody may just be opening the one before
-_RESERVE_AGAIN = 1.0  # seconds after a world was published until room for another one is looked for, and between two looks
+_KEPT = 2  # world files: a worker may just be opening the previous one
+_RESERVE_AGAIN = 1.0  # seconds from a published world until the reserve for another one is made, and between two tries
 
 
 class WorldListener(Protocol):
     """The owner of the machine."""
 
     def generation(self) -> int:
-        """The machine's newest one."""
+        """Return the machine's newest generation."""
 
     def on_met(self) -> None:
-        """The workers of the first world can meet: the run may begin."""
+        """Begin the run: the workers of the first world can meet."""
 
     def on_published(self, action: ev.Publish) -> None:
-        """A world was published."""
+        """Hear that a world was published."""
 
 
 class Worlds:
-    """`agent` hears how a world comes about."""
+    """One per run. `agent` hears of each world."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Worlds:
         self._nodes = nodes
         self._agent = agent
         self._reserve = reserve
-        self._written: list[int] = []  # generations whose files are there
+        self._written: list[int] = []  # generations whose files exist
         self.store: tuple[str, int] | None = None  # host and port
-        self.met = False  # there was a store once
+        self.met = False  # a store was up once
         self._asked = False
         self._addr = ""  # where the store of this world listens, "" = it is another node's
         self._port = nodes.store_port  # 0 = anywhere
@@ -69,13 +69,13 @@ class Worlds:
     # -- the store ---------------------------------------------------------------------------------------------------
 
     def serve_world(self, addr: str) -> None:
-        """The workers are to meet in a store of ours, which listens on `addr`."""
+        """Order a store of ours on `addr`, in which the workers will meet."""
         self._addr = addr
         self._services.retire_store()
         self._ask_store()
 
     def next_store(self) -> None:
-        """The machine wants another store."""
+        """Retire the store and ask the nodes for another one."""
         if self._services.store.pid:
             self._port = self._nodes.store_port
         self._services.retire_store()
@@ -88,7 +88,7 @@ class Worlds:
         self._services.start_store(self._addr, self._port, self._context.settings.nodes.master_port > 0)
 
     def fork_server_ready(self) -> None:
-        """An order for a store that went down with the last fork server is given again."""
+        """Repeat an order for a store that went down with the last fork server."""
         if self.store is None and not self._asked and self._addr:
             self._ask_store()
 
@@ -97,7 +97,7 @@ class Worlds:
             self._asked = False
 
     def on_store(self, message: dict[str, Any]) -> None:
-        """The fork server says what became of the order for a store."""
+        """Handle the fork server's answer to the order for a store."""
         if not self._services.is_current(message):
             return  # two orders crossed: workers would look for each other in a store that is gone
         if message["op"] == "store-failed":
@@ -109,13 +109,13 @@ class Worlds:
             self._nodes.store_up(message["host"], message["port"])
 
     def store_ended(self) -> None:
-        """Its process ended. Workers that have not connected yet look for the next one where it was."""
+        """Note that the store's process ended. Workers that have not connected yet will look for the next one on its port."""
         if self.store is not None:
             self._port = self._nodes.same_port(self.store[1])
         self.store = None
 
     def meet(self, store: tuple[str, int]) -> None:
-        """The store is up and, with several nodes, everyone is there."""
+        """Let the workers meet: the store is up and, with several nodes, all have joined."""
         self.store = store
         self._pool.logs.rank_offset = self._nodes.global_rank(0)
         if self.met:
@@ -176,7 +176,7 @@ class Worlds:
             self._context.loop.after(_RESERVE_AGAIN, self._keep_reserve)  # somebody may free some room
 
     def hand_over(self, action: ev.Publish) -> dict[int, int]:
-        """After a world was published: its workers have their ranks. Gives the ranks that spares took, with their cells."""
+        """Give the workers of a published world their ranks. Returns the ranks that spares took, with their cells."""
         self._context.loop.after(_RESERVE_AGAIN, self._keep_reserve)
         spares: dict[int, int] = {}
         for local, cell in enumerate(action.workers):
