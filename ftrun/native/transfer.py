@@ -1,7 +1,7 @@
-"""ctypes binding of the transfer engine. Twin of native/include/ftrun_transfer.h.
+"""This module binds the transfer engine with ctypes; it mirrors native/include/ftrun_transfer.h.
 
-Addresses are ints in this process; whoever maps or allocates must outlive the call. Every call gives up the GIL and ends
-by its deadline, when the word it watches moves on, or when somebody it needs dies.
+Addresses are ints in this process; the caller keeps the memory mapped during the call. Every call releases the GIL and ends
+by its deadline, when the word it watches moves on, or when a participant it needs dies.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ _WORDS = {
 
 
 class TransferError(OSError):
-    """A transfer did not complete; `errno` says why, `failed` which participant's fault it is (-1 = not known).
+    """A transfer did not complete; `errno` says why, `failed` names the participant at fault (-1 = unknown).
 
-    What lies at the destination is then undefined.
+    The contents of the destination are then undefined.
     """
 
     def __init__(self, code: int, failed: int) -> None:
@@ -130,7 +130,7 @@ class TransferError(OSError):
 
 @dataclass(frozen=True)
 class Terms:
-    """How a transfer is done. `watch` = (address of a word, shift, value): given up once word >> shift is another value.
+    """Terms set the options of a transfer. `watch` = (address of a word, shift, value): it aborts once word >> shift differs.
 
     `chunk` bytes (0 = chosen), `threads` of one copy (0 = chosen), `timeout` in seconds, `moved`: address of a word to which
     arriving bytes are added, 0 = none. `spans`: of how many pieces of an exchange's work the times are wanted.
@@ -152,7 +152,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Span:
-    """What a participant did with one chunk of participant `source`: LOAD, BROADCAST or RELOAD. Times in ns, monotonic."""
+    """A span times one step of a participant with one chunk of `source`: LOAD, BROADCAST or RELOAD. Times in ns, monotonic."""
 
     stage: int
     source: int
@@ -162,7 +162,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a transfer did: bytes that arrived, bytes written in all (staging included), checksum, chunks, seconds."""
+    """The result of a transfer: bytes that arrived, all bytes written (staging included), checksum, chunks, seconds."""
 
     bytes: int
     copied: int
@@ -173,7 +173,7 @@ class Moved:
 
 
 def chunk_size(size: int, room: int = 0) -> int:
-    """Bytes of a chunk for a source that sends `size` bytes with `room` bytes for its buffers (0 = no limit)."""
+    """Return the bytes per chunk for a source that sends `size` bytes with `room` bytes for its buffers (0 = no limit)."""
     return int(_chunk(size, room))
 
 
@@ -224,7 +224,7 @@ class Facts:
 
     @property
     def ring_bytes(self) -> int:
-        """The control block and every source's shared buffers behind it."""
+        """Return the size of the control block and of every source's shared buffers behind it."""
         return self.control_bytes + BUFFERS * self.participants * self._stride
 
     @property
@@ -232,23 +232,23 @@ class Facts:
         return -(-self.chunk // PAGE) * PAGE
 
     def share(self, who: int) -> tuple[int, int]:
-        """(offset, bytes) of the whole that participant `who` sends."""
+        """Return (offset, bytes) of the part that participant `who` sends."""
         offset = c_uint64()
         size = _exchange_share(ctypes.byref(self._native), who, ctypes.byref(offset))
         return offset.value, int(size)
 
     def prepare(self, ring: int) -> None:
-        """Make the zeroed memory at `ring` (ring_bytes) ready; before the others see it."""
+        """Initialize the zeroed memory at `ring` (ring_bytes) before the others see it."""
         code = _exchange_init(ring, ctypes.byref(self._native))
         if code < 0:
             raise TransferError(-code, -1)
 
     @staticmethod
     def read(ring: int) -> Facts:
-        """What the memory at `ring` was prepared with.
+        """Read the facts with which the memory at `ring` was prepared.
 
         Raises:
-            TransferError: EINVAL when it was not.
+            TransferError: EINVAL when the memory was not prepared.
         """
         found = _Facts()
         code = _exchange_read(ring, ctypes.byref(found))
@@ -300,7 +300,7 @@ class Progress:
 
 
 def look(ring: int, who: int) -> Progress:
-    """How far a participant of an exchange is, a moment ago.
+    """Read the recent progress of a participant of an exchange.
 
     Raises:
         OSError: EINVAL when there is no such exchange.
