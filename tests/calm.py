@@ -81,7 +81,8 @@ for step in job.steps(1_000_000):
         break
 print("steps", step.index, flush=True)
 """
-QUIET = ("ftrun: run ", "ftrun: OMP_NUM_THREADS")  # what a calm run says
+# what a calm run says
+QUIET = ("ftrun: run ", "ftrun: OMP_NUM_THREADS", "ftrun: protected: ", "ftrun: kept with each step: ", "ftrun: done: ")
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,7 @@ def test_compilation_in_the_middle_of_a_run_is_no_hang(folder: Path, reset: str)
     options = ("--spares", "0", "--hang-floor", "1", "--nproc-per-node", "4")
     running = harness.start(folder, [harness.tool("ftrun"), *options, "train.py"], {"RESET": reset})
     outcome = harness.finish(running, 4, 60)
-    assert outcome.code == 0 and outcome.output.count("done") == 4, outcome.tail()
+    assert outcome.code == 0 and outcome.output.count("] done\n") == 4, outcome.tail()
     assert seen(outcome) == []
 
 

@@ -125,7 +125,8 @@ def test_repairs_leave_nothing_in_the_folder(ftrun: Ftrun) -> None:
     def settled() -> bool:
         """Nothing is left of the dead rank: there are two ranks and a spare, of which one was there from the start."""
         found = names()
-        return [found.count(name) for name in ("mp-N/.", "notes/parked-N.json", "./reserve")] == [3, 2, 1]
+        temporary = found.count("mp-N/.")  # of each process; none where their names do not fit into an address
+        return temporary in (3, 0) and [found.count(name) for name in ("notes/parked-N.json", "./reserve")] == [2, 1]
 
     first: list[str] = []
     for repair in range(1, 6):

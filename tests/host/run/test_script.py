@@ -95,7 +95,7 @@ def test_modules_that_cannot_be_run(ftrun: Ftrun) -> None:
     ftrun.script("import no_such_library\n", "broken.py")
     for name, message in {
         "package.such": "No module named package.such",
-        "package": "package is a package and cannot be run as a program",
+        "package": "'package' is a package and cannot be directly executed",
         "broken": "No module named 'no_such_library'",
     }.items():
         run = ftrun.start("--spares=0", "--max-restarts=0", "-m", name)
