@@ -124,52 +124,49 @@ def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, 
 
 def torchrun(folder: Path, arguments: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None) -> Outcome:
     """The same script, stock torch, started by the command `torchrun`."""
-    return by_torchrun(folder, _reference(folder, arguments, ranks), ranks, {"PYTHONPATH": str(ROOT), **(env or {})})
+    return _reference(folder, arguments, ranks, env, torchrun=True)
 
 
 def stock(folder: Path, arguments: Sequence[str], ranks: int = RANKS) -> Outcome:
     """The same with forked workers and no agent: what everything is compared with."""
-    return by_torch(folder, _reference(folder, arguments, ranks), ranks, {"PYTHONPATH": str(ROOT)})
+    return _reference(folder, arguments, ranks, None, torchrun=BY_TORCHRUN)
 
 
-def _reference(folder: Path, arguments: Sequence[str], ranks: int) -> list[str]:
-    return [*torchrun_of(ranks), str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
-
-
-def torchrun_of(ranks: int = RANKS) -> list[str]:
-    """The command that starts a script on stock torch; `by_torch` starts the same in another way, unless it is to be torchrun."""
-    return [tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+def _reference(folder: Path, arguments: Sequence[str], ranks: int, env: dict[str, str] | None, torchrun: bool) -> Outcome:
+    words = [str(REFERENCE), "--backend", "gloo", "--out", str(folder / "out"), *arguments]
+    return by_torch(folder, words, ranks, {"PYTHONPATH": str(ROOT), **(env or {})}, workers=ranks, torchrun=torchrun)
 
 
 def by_torch(
-    folder: Path, command: Sequence[str], ranks: int = RANKS, env: dict[str, str] | None = None, timeout: float = TIMEOUT
-) -> Outcome:
-    """A run of stock torch in a folder of its own: of `tests.e2e.stock` where `command` is that of `torchrun_of`.
-
-    With BY_TORCHRUN=1 torchrun itself runs.
-    """
-    workers = int(command[3]) if list(command[:3]) == torchrun_of()[:3] else 0
-    if workers < 2 or BY_TORCHRUN:
-        return by_torchrun(folder, command, ranks, env, timeout)
-    begun = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    code = plain.run(folder, workers, command[4:], environment(folder, env), timeout)
-    return read(folder, code, time.monotonic() - begun, ranks)
-
-
-def by_torchrun(
     folder: Path,
-    command: Sequence[str],
+    words: Sequence[str],
     ranks: int = RANKS,
     env: dict[str, str] | None = None,
     timeout: float = TIMEOUT,
+    *,
+    workers: int = RANKS,
+    torchrun: bool = BY_TORCHRUN,
     enough: Callable[[Outcome], bool] = lambda _: False,
 ) -> Outcome:
-    """A run of torchrun. Its own failure is no finding about ftrun: it is shown, and tried once more.
+    """A run of stock torch in a folder of its own: by `tests.e2e.stock`, or by `torchrun` itself.
 
-    Where a script ends right after a collective, a Gloo thread that gives up a tensor may find no interpreter, and abort the process:
-    that is tried again five times, unless what was written until then is `enough`.
+    A failure of torchrun's run is no finding about ftrun: it is shown, and tried once more. Where a script ends right after a
+    collective, a Gloo thread that gives up a tensor may find no interpreter, and abort the process: that is tried again five times,
+    unless what was written until then is `enough`.
+
+    Args:
+        words: The script, or "-m" and a module, and its arguments.
+        ranks: How many results are read.
     """
+    if not torchrun:
+        begun = time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            code = plain.run(folder, workers, words, environment(folder, env), timeout)
+        except TimeoutError:
+            raise StillRunning(f"still running after {timeout:g} s\n{read(folder, 0, 0.0, 0).tail()}") from None
+        return read(folder, code, time.monotonic() - begun, ranks)
+    command = [tool("torchrun"), "--standalone", "--nproc-per-node", str(workers), *words]
     outcome = _finish(start(folder, command, env), ranks, timeout)
     for attempt in range(5):
         if not outcome.code or enough(outcome) or (attempt and _ABORTED not in outcome.output):

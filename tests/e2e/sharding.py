@@ -16,10 +16,10 @@ Stock = Callable[..., Outcome]
 
 def stock(folder: Path, arguments: Sequence[str], ranks: int) -> Outcome:
     """The script on stock torch and Gloo."""
-    command = [*harness.torchrun_of(ranks), str(SCRIPT), "--backend", "gloo"]
+    command = [str(SCRIPT), "--backend", "gloo"]
     paths = f"{harness.ROOT}:{harness.SCRIPTS}"
     command += ["--out", str(folder / "out"), *arguments]
-    return harness.by_torch(folder, command, ranks, env={"PYTHONPATH": paths}, timeout=SLOW)
+    return harness.by_torch(folder, command, ranks, env={"PYTHONPATH": paths}, timeout=SLOW, workers=ranks)
 
 
 def faulted(

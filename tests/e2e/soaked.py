@@ -25,7 +25,7 @@ class Program:
 
     def plain(self, folder: Path) -> harness.Outcome:
         """The uninterrupted run on stock torch."""
-        command = [*harness.torchrun_of(), str(self.script), "--backend", "gloo"]
+        command = [str(self.script), "--backend", "gloo"]
         command += ["--out", str(folder / "out"), *harness.unhurried(self.told)]
         paths = {"PYTHONPATH": f"{harness.ROOT}:{harness.SCRIPTS}"}
         return harness.by_torch(folder, command, env=paths, timeout=10 * harness.TIMEOUT)

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,11 +31,6 @@ _PRELOAD = (
     *("torch.distributed.pipelining", "torch.nn.parallel", "torch.utils.data", "numpy", "ftrun"),
 )
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "TORCH", "PYTORCH", "GLOO_", "LD_", "CUDA", "PYTHON")
-_TERM_WAIT = 5.0
-
-
-class NoEnd(AssertionError):
-    """The run did not end in time; its processes were killed."""
 
 
 # -- the side of the tests -------------------------------------------------------------------------------------------
@@ -61,7 +55,11 @@ class Server:
         return self._process.poll() is None and read_at_import(env) == self._env
 
     def run(self, folder: Path, ranks: int, words: Sequence[str], env: Mapping[str, str], timeout: float) -> int:
-        """The exit code that torchrun would have; what the ranks print is in `output.txt` of `folder`, which is their working directory."""
+        """Return the exit code that torchrun would have. The ranks run in `folder`, and print to `output.txt` there.
+
+        Raises:
+            TimeoutError: The run did not end in time; its processes were killed, and the server with them.
+        """
         ask = {"folder": str(folder), "ranks": ranks, "words": list(words), "env": dict(env)}
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
@@ -69,7 +67,7 @@ class Server:
         stdin.flush()
         if not select.select([stdout], [], [], timeout)[0]:
             self.end()
-            raise NoEnd(f"the stock run did not end in {timeout:g} s\n{(folder / 'output.txt').read_text()[-3000:]}")
+            raise TimeoutError
         answer = stdout.readline()
         assert answer, f"the server of stock runs ended with {self._process.wait()}"
         return int(answer)
@@ -147,22 +145,10 @@ def _agent(ask: Any, path: Sequence[str]) -> None:
             if status and not failed:
                 failed = True
                 print(f"stock: rank {rank} ended with {os.waitstatus_to_exitcode(status)}", flush=True)
-                _end(list(alive))
+                for other in alive:
+                    os.kill(other, signal.SIGKILL)
     os.kill(store, signal.SIGKILL)
     os._exit(int(failed))
-
-
-def _end(pids: Sequence[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
-
-    def kill() -> None:
-        time.sleep(_TERM_WAIT)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    threading.Thread(target=kill, daemon=True).start()
 
 
 def _store() -> tuple[int, int]:
@@ -174,9 +160,7 @@ def _store() -> tuple[int, int]:
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         os.write(writer, b"%d" % store.port)
-        while os.getppid() != 1:
-            time.sleep(0.5)
-        os._exit(0)
+        signal.pause()  # the agent ends it
     os.close(writer)
     port = int(os.read(reader, 16))
     os.close(reader)

@@ -16,7 +16,7 @@ SCRIPT = harness.SCRIPTS / "built_late.py"
 @pytest.mark.parametrize("spares", [0, 1])
 def test_every_rank_builds_the_same_model(folder: Path, spares: int) -> None:
     stock = folder / "stock"
-    assert harness.by_torch(stock, [sys.executable, str(SCRIPT), str(stock)], 0).code == 0
+    assert harness.finish(harness.start(stock, [sys.executable, str(SCRIPT), str(stock)]), 0).code == 0
     digest = next(stock.glob("plain-*")).read_text()
     ours = folder / "ours"
     command = harness.script_command(ours, SCRIPT, [str(ours)], [kill(2, "update", 3)], spares=spares)

@@ -41,7 +41,7 @@ def run(
 
 def by_torch(folder: Path, layout: str, *until: int) -> dict[str, str]:
     """Runs under torchrun, each of which goes on from the checkpoint of the one before."""
-    command = [*harness.torchrun_of(), str(SCRIPT)]
+    command = [str(SCRIPT)]
     for steps in until:
         outcome = harness.by_torch(folder, [*command, "gloo", layout, str(folder / "out"), str(steps), ""], 0)
         assert outcome.code == 0, outcome.tail()

@@ -27,7 +27,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "epochs"
     with FileLock(f"{folder}.lock", timeout=harness.TIMEOUT * 2 + 60):
         if len(digests(folder / "out")) < 4:
-            command = [*harness.torchrun_of(), str(SCRIPT)]
+            command = [str(SCRIPT)]
             outcome = harness.by_torch(folder, [*command, "gloo", str(folder / "out"), "()"], 0)
             assert outcome.code == 0, outcome.tail()
     return digests(folder / "out")
@@ -250,7 +250,7 @@ def test_an_exception_in_an_evaluation_is_the_scripts(folder: Path) -> None:
 def test_everyone_goes_back_to_an_earlier_loop(folder: Path, how: str) -> None:
     """Twice: the evaluations that a snapshot has undone take place again, and a later replacement is given the new ones."""
     script = harness.SCRIPTS / "goes_back.py"
-    command = [*harness.torchrun_of(), str(script)]
+    command = [str(script)]
     theirs = harness.by_torch(folder / "stock", [*command, "gloo", str(folder / "stock" / "out"), "range"], 0)
     assert theirs.code == 0, theirs.tail()
     options = ["--snapshot-every", "5", "--max-replacements", "2"]  # who gives way is not counted

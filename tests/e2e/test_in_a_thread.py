@@ -19,7 +19,7 @@ def digests(out: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_spare_and_a_new_worker_take_over_and_a_busy_survivor_is_stopped(folder: Path) -> None:
     """Rank 0 is busy in Python when rank 1 dies: only an exception in its thread can stop it."""
-    stock = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo", "--out", str(folder / "stock")]
+    stock = [str(SCRIPT), "--backend", "gloo", "--out", str(folder / "stock")]
     assert harness.by_torch(folder / "stock", stock, env={"PYTHONPATH": str(harness.ROOT)}).code == 0
     arguments = ["--backend", "ftrun", "--out", str(folder / "out")]
     faults = [kill(1, "forward", 4), kill(2, "update", 6)]

@@ -51,7 +51,7 @@ def installed(folder: Path) -> Path:
 
 def test_an_installed_package_keeps_its_variables(installed: Path, folder: Path) -> None:
     paths = {"PYTHONPATH": f"{installed}:{harness.ROOT}"}
-    command = [*harness.torchrun_of(), "-m", "prog"]
+    command = ["-m", "prog"]
     stock = truth._seen(harness.by_torch(folder / "stock", command, 0, truth._environment(folder / "stock", paths)), 4)
     line = harness.script_command(folder, Path("prog"), (), [kill(2, "update", 6), kill(1, "backward", 8)], options=["-m"])
     killed = truth._seen(harness.finish(harness.start(folder, line, truth._environment(folder, paths)), ranks=0), 4)

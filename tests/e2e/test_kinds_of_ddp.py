@@ -31,7 +31,7 @@ OFTEN = ("subgroups", "compiled")
 
 @pytest.mark.parametrize("case", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in KILLS])
 def test_deaths_change_nothing(folder: Path, case: str) -> None:
-    stock = [*harness.torchrun_of(), str(SCRIPT), "--case", case]
+    stock = [str(SCRIPT), "--case", case]
     stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out")]
     wanted = harness.by_torch(folder / "stock", stock).need()
     outcome = harness.finish(harness.start(folder / "ours", command(folder / "ours", case, KILLS[case])))
@@ -51,7 +51,7 @@ def test_a_rank_without_a_replica_takes_a_lower_rung(folder: Path) -> None:
 
 def test_everyone_goes_back_while_a_rank_is_between_two_bodies(folder: Path) -> None:
     """It must not begin the step that it was handed out: the others do an earlier one."""
-    stock = [*harness.torchrun_of(), str(SCRIPT), "--case", "subgroups"]
+    stock = [str(SCRIPT), "--case", "subgroups"]
     wanted = harness.by_torch(folder / "stock", [*stock, "--backend", "gloo", "--out", str(folder / "stock" / "out")])
     line = command(folder / "ours", "subgroups", [], "--snapshot-every", "2")
     outcome = harness.finish(harness.start(folder / "ours", [*line, "--linger", "6"]))

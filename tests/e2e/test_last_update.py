@@ -11,7 +11,7 @@ SCRIPT = harness.SCRIPTS / "last_update.py"
 
 def test_a_death_in_the_last_update(folder: Path) -> None:
     stock, ours = folder / "stock", folder / "ours"
-    line = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo", "--out", str(stock)]
+    line = [str(SCRIPT), "--backend", "gloo", "--out", str(stock)]
     assert harness.by_torch(stock, line).code == 0
     command = harness.script_command(ours, SCRIPT, ["--backend", "ftrun", "--out", str(ours), "--dies"])
     outcome = harness.finish(harness.start(ours, command))

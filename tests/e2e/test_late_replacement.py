@@ -22,7 +22,7 @@ def digests(out: Path) -> list[str]:
 )
 def test_the_others_are_patient(folder: Path, where: str, groups: int, spares: int) -> None:
     same = ["--where", where, "--groups", str(groups), "--out"]
-    stock = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo"]
+    stock = [str(SCRIPT), "--backend", "gloo"]
     assert harness.by_torch(folder / "stock", [*stock, *same, str(folder / "stock")]).code == 0
     arguments = ["--backend", "ftrun", *same, str(folder / "out")]
     ours = harness.script_command(folder / "ours", SCRIPT, arguments, [kill(1, "backward", 5)], spares=spares)

@@ -29,7 +29,7 @@ def digests(folder: Path) -> dict[str, str]:
     ],
 )
 def test_a_run_ends_as_without_ftrun(folder: Path, kind: str, faults: list[Any]) -> None:
-    stock = [*harness.torchrun_of(), str(SCRIPT), str(folder / "stock/out"), kind, "()"]
+    stock = [str(SCRIPT), str(folder / "stock/out"), kind, "()"]
     plain = harness.by_torch(folder / "stock", stock, 0)
     assert plain.code == 0, plain.tail()
     arguments = [str(folder / "out"), kind, repr(tuple(faults))]

@@ -12,7 +12,7 @@ SCRIPT = harness.SCRIPTS / "logged.py"
 
 
 def test_each_committed_step_is_logged_once(folder: Path) -> None:
-    plain = [*harness.torchrun_of(), str(SCRIPT), "plain.json"]
+    plain = [str(SCRIPT), "plain.json"]
     outcome = harness.by_torch(folder / "stock", plain)
     assert outcome.code == 0, outcome.tail()
     wanted = json.loads((folder / "stock" / "plain.json").read_text())

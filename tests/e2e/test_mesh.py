@@ -44,7 +44,7 @@ def asked(folder: Path, *command: str, env: dict[str, str] | None = None, codes:
 def test_a_run_on_a_mesh_says_where_its_ranks_are(folder: Path) -> None:
     """While it trains, when a rank was replaced, and after its end; and the end is that of stock torch."""
     arguments = ["--layout", "hsdp", "--steps", "150"]
-    stock = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo", "--out", str(folder / "stock" / "out")]
+    stock = [str(SCRIPT), "--backend", "gloo", "--out", str(folder / "stock" / "out")]
     paths = f"{harness.ROOT}:{harness.SCRIPTS}"
     wanted = harness.by_torch(folder / "stock", [*stock, *arguments], env={"PYTHONPATH": paths}, timeout=200)
     command = harness.script_command(folder, SCRIPT, ["--out", str(folder / "out"), *arguments], [kill(3, "backward", 5)])

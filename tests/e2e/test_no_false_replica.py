@@ -21,7 +21,7 @@ EVERY_2 = ("--snapshot-every", "2")
 
 def uninterrupted(folder: Path, *arguments: str) -> list[dict[str, object]]:
     """What the same script gives on stock torch and Gloo."""
-    command = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo"]
+    command = [str(SCRIPT), "--backend", "gloo"]
     command += ["--out", str(folder / "stock" / "out"), *arguments]
     return harness.by_torch(folder / "stock", command, env={"PYTHONPATH": str(harness.ROOT)}).need()
 

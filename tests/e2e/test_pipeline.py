@@ -18,7 +18,7 @@ SEVERAL = 52  # the same with two stages on each rank
 
 def torchrun(folder: Path, *arguments: str) -> list[dict[str, object]]:
     """What the same script gives with gloo."""
-    stock = [*harness.torchrun_of(), str(SCRIPT)]
+    stock = [str(SCRIPT)]
     stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out"), *arguments]
     return harness.by_torch(folder / "stock", stock).need()
 

@@ -22,7 +22,7 @@ NAMES = {"losses", "best", "names"}
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank ends with under torchrun."""
-    command = [*harness.torchrun_of(), str(SCRIPT), "--backend", "gloo"]
+    command = [str(SCRIPT), "--backend", "gloo"]
     return harness.by_torch(tmp_path_factory.mktemp("plain"), command).need()
 
 

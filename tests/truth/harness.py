@@ -64,11 +64,15 @@ def by_torch(folder: Path, script: Path, ranks: int = RANKS, env: Mapping[str, s
 
     `torchrun`: the command itself, for what a script sees of how it was started.
     """
-    command, more = [*harness.torchrun_of(ranks), str(script)], _environment(folder, env)
-    if torchrun or harness.BY_TORCHRUN:
-        outcome = harness.by_torchrun(folder, command, 0, more, enough=lambda ended: len(_seen(ended, ranks).ranks) == ranks)
-    else:
-        outcome = harness.by_torch(folder, command, 0, more)
+    outcome = harness.by_torch(
+        folder,
+        [str(script)],
+        0,
+        _environment(folder, env),
+        workers=ranks,
+        torchrun=torchrun or harness.BY_TORCHRUN,
+        enough=lambda ended: len(_seen(ended, ranks).ranks) == ranks,
+    )
     seen = _seen(outcome, ranks)
     return Seen(0, seen.ranks, seen.output) if len(seen.ranks) == ranks else seen
 

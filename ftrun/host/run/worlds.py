@@ -136,7 +136,7 @@ class Worlds:
             self._unpublished = action
             return
         host, port = self.store
-        place = self._nodes.place
+        place, attempt = self._nodes.place, self._nodes.attempt(action.attempt)
         if action.rollback:
             self._went_back = action.generation
         world = World(
@@ -151,11 +151,11 @@ class Worlds:
             lost=dict(zip(action.replaced, action.lost, strict=True)),
             tail=action.tail,
             fresh=action.fresh,
-            attempt=self._nodes.attempt(action.attempt),
+            attempt=attempt,
             group_rank=place.node if place else 0,
             rollback=action.rollback,
             devices=action.devices,
-            stamp=f"{self._nodes.stamp}-{action.attempt}-{self._went_back}",
+            stamp=f"{self._nodes.stamp}-{attempt}-{self._went_back}",
         )
         if action.fresh and action.attempt:
             self._services.fd_store.send({"op": "drop"})

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 NONE = -1  # the tag of a slot that holds nothing, and the seal of memory that is being written
 KEPT = 5.0  # seconds that survivors get to hand their memory to a new fd store
 PEER = 60.0  # seconds that survivors get to finish the update they are in
+IF_A_PART = None  # see `Refusal.requeue`
 SNAPSHOTS = "take host snapshots (--snapshot-every)"
 HYBRID = "shard over a mesh that has replicas, too (HSDP)"
 PROVE = "prove by DistributedDataParallel, or say by protect(..., replicas=group), which ranks hold the same"
@@ -110,7 +111,6 @@ class Evidence:
         differ: A check saw ranks differ that should hold the same.
         sharded: Parameters are spread over ranks.
         lonely: None if others hold the same; else a parameter that no other rank is known to hold, or "" if no one rank holds all.
-        has_a_part: Does the rank hold a part of a model by its script's design (a pipeline's stage)? Slow, so only a refusal asks.
         waited: Seconds since the first look.
     """
 
@@ -126,7 +126,6 @@ class Evidence:
     differ: bool = False
     sharded: bool = False
     lonely: str | None = None
-    has_a_part: Callable[[], bool] = lambda: False
     waited: float = 0.0
 
     @property
@@ -149,12 +148,13 @@ class Sources:
 class Refusal:
     """No source holds.
 
-    `requeue`: script and machine are sound, and only this part of the state is lost: the run may start again.
+    `requeue`: script and machine are sound, and only this part of the state is lost: the run may start again. IF_A_PART: only
+    if the rank holds a part of a model by its script's design (a pipeline's stage), which is dear to find out.
     `remedies`: what would have helped.
     """
 
     why: str
-    requeue: bool = False
+    requeue: bool | None = False
     remedies: tuple[str, ...] = ()
 
 
@@ -229,10 +229,10 @@ def _first(facts: Evidence, holds: Callable[[Tags], bool]) -> Peer | Refusal | N
         if peer.kept and holds(peer.tags):
             return peer
     if not order and facts.peers:
-        return Refusal("; ".join(peer.refused for peer in facts.peers), facts.has_a_part(), (SNAPSHOTS,))
+        return Refusal("; ".join(peer.refused for peer in facts.peers), IF_A_PART, (SNAPSHOTS,))
     if not any(peer.living for peer in order):
         why = f"no rank's memory is whole as of step {facts.resume}: all of them died in its making"
-        return Refusal(why, facts.has_a_part(), (SNAPSHOTS,))
+        return Refusal(why, IF_A_PART, (SNAPSHOTS,))
     if facts.waited > KEPT and not any(peer.kept for peer in order):
         return Refusal("no other rank's memory is kept, and this rank's was being written when it died")
     if facts.waited > PEER:
@@ -244,12 +244,12 @@ def _nobody(facts: Evidence) -> Refusal:
     """Refuse because no rank is known to hold the same."""
     if facts.differ:
         why = "ranks that should hold the same were seen to differ, so none gives its values to another one"
-        return Refusal(why, facts.has_a_part(), (SNAPSHOTS,))
+        return Refusal(why, IF_A_PART, (SNAPSHOTS,))
     if facts.sharded:
         why = f"it died inside its update, and its shard of {facts.lonely} is no other rank's"
         return Refusal(why, True, (SNAPSHOTS, HYBRID))
     what = facts.lonely or "all its parameters at once"
-    return Refusal(f"no other rank is known to hold the same values of {what}", facts.has_a_part(), (SNAPSHOTS, PROVE))
+    return Refusal(f"no other rank is known to hold the same values of {what}", IF_A_PART, (SNAPSHOTS, PROVE))
 
 
 def completed(peers: Sequence[Peer], resume: int, waited: float) -> tuple[list[int], bool] | None:

@@ -11,6 +11,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 
 from ftrun import native
 from ftrun.core.errors import DeviceError
@@ -28,6 +29,7 @@ from ftrun.worker.repair.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.memories import Memories, Memory, Superseded, tags_of
 from ftrun.worker.repair.plan import (
+    IF_A_PART,
     NONE,
     PEER,
     Evidence,
@@ -146,11 +148,12 @@ class Restorer:
         same = self.state.holders.of_everything() - {self.context.rank}
         decided = plan(self._facts(own, (), 0.0))  # if the rank's own memory is enough, nothing else is fetched
         while True:
-            if not isinstance(decided, Sources) or decided.other is not None:
+            if not isinstance(decided, Sources):
                 decided = self._memories.until(same, lambda peers, waited: plan(self._facts(own, peers, waited)))
             assert decided is not None
             if isinstance(decided, Refusal):
-                raise NoSource(decided)
+                requeue = pipelines.has_a_part(self.state.tensors) if decided.requeue is IF_A_PART else decided.requeue
+                raise NoSource(replace(decided, requeue=requeue))
             used = None
             try:
                 for used in (decided.other, decided.replica):
@@ -181,7 +184,6 @@ class Restorer:
             differ=holders.differ(),
             sharded=state.is_sharded,
             lonely=holders.alone() if len(holders.of_everything()) < 2 else None,
-            has_a_part=lambda: pipelines.has_a_part(state.tensors),
             waited=waited,
         )
 
@@ -494,7 +496,7 @@ def report_no_source(context: Context, error: Exception) -> None:
 
 def _tell_no_source(context: Context, refusal: Refusal, step: int) -> None:
     """Tell the launcher why no source holds. `step`: gate number of the newest common host snapshot, or NONE."""
-    note = UnrestorableNote(context.cell.index, context.generation, refusal.why, step, refusal.requeue)
+    note = UnrestorableNote(context.cell.index, context.generation, refusal.why, step, bool(refusal.requeue))
     context.note(note, needed=True)
     context.cell[F.NO_SOURCE] = context.generation
     context.milestone(Flag.UNRESTORABLE)

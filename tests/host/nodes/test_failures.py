@@ -29,6 +29,12 @@ if dist.get_world_size() == 4:
     time.sleep(120)
 """
 
+# the world's stamp, as this node's launcher has published it
+TELLS_STAMP = """
+import glob
+newest = max(glob.glob(os.environ["FTRUN_RUNS_ROOT"] + "/*/world-*.json"), key=os.path.getmtime)
+open(os.path.join(out, f"stamp{rank}"), "w").write(json.load(open(newest))["stamp"])
+"""
 
 # one of each pair is enough of a sample
 BACKENDS = ["file", pytest.param("c10d", marks=pytest.mark.slow)]
@@ -96,7 +102,7 @@ def test_an_agent_that_vanishes_leaves_a_smaller_world(agents: Agents, backend: 
 
 @pytest.mark.slow
 def test_a_late_agent_makes_the_world_larger(agents: Agents) -> None:
-    body = "if dist.get_world_size() == 2:\n    up(f'small{rank}')\n    time.sleep(120)\n"
+    body = "if dist.get_world_size() == 2:\n    up(f'small{rank}')\n    time.sleep(120)\n" + TELLS_STAMP
     nodes = meeting(agents, "file", least=1, conf={"last_call_timeout": "0.5"})
     first = agents.start(agents.script(body), nodes)
     agents.wait_for("small0")
@@ -104,6 +110,8 @@ def test_a_late_agent_makes_the_world_larger(agents: Agents) -> None:
     agents.wait(0, 0)
     check_world(agents, [2, 2])
     assert " joins; stopping this node's workers" in first.stderr
+    stamps = [path.read_text() for path in sorted(agents.out.glob("stamp*"))]
+    assert len(stamps) == 4 and len(set(stamps)) == 1, stamps
 
 
 def test_nobody_else_comes(agents: Agents) -> None:

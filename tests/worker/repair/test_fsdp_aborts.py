@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("scripts") / "aborts.py"
 
 def cut_off(folder: Path, every: int, how: str, shape: str) -> tuple[int, int]:
     """How often the step was cut off, and how often the redone one gave other gradients."""
-    command = [*harness.torchrun_of(), str(SCRIPT), str(every), how, shape]
+    command = [str(SCRIPT), str(every), how, shape]
     outcome = harness.by_torch(folder, command, env={"PYTHONPATH": str(harness.ROOT)}, timeout=4 * harness.TIMEOUT)
     found = re.search(r"(\d+) cut off, (\d+) different", outcome.output)
     assert found, outcome.tail()
