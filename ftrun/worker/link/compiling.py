@@ -9,6 +9,7 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.torch_compat.torch_private import around_compiling, skip_when_compiling
 
 _out = False
+_compiled = False
 
 
 def stay_out() -> None:
@@ -27,5 +28,16 @@ def stay_out() -> None:
 
 def excuse(context: Context) -> None:
     """Ask the launcher for patience whenever torch compiles: that may take minutes, at any step."""
+
+    def begins() -> None:
+        global _compiled
+        _compiled = True
+        context.busy(Busy.COMPILING, True)
+
     with contextlib.suppress(ImportError, AttributeError):
-        around_compiling(lambda: context.busy(Busy.COMPILING, True), lambda: context.busy(Busy.COMPILING, False))
+        around_compiling(begins, lambda: context.busy(Busy.COMPILING, False))
+
+
+def has_compiled() -> bool:
+    """Has torch compiled anything in this process?"""
+    return _compiled
