@@ -19,7 +19,7 @@ RATE = 5_000_000  # bytes a second: the last kernels of a backward and of an upd
 MOST = 42  # calls of ftrun's functions between the end of the wait and the update's first kernel, on the rank that opens the gate
 MOST_BELOW = 20  # and the calls out of those, into torch or C: a tenth of the model's tensors
 SEAL = 72  # where the word is in its page that says for which step the memory is whole
-CAPTURES = ("worker/state/rng.py", "worker/state/python_state.py", "worker/state/serialization.py", "worker/repair/rank_state.py")
+CAPTURES = ("worker/state/rng.py", "worker/state/python_state.py", "worker/memory/serialization.py", "worker/repair/rank_state.py")
 
 
 class Call(NamedTuple):

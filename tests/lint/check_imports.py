@@ -50,7 +50,7 @@ LATE_ONLY = (
 ROOMS: dict[str, tuple[str, ...]] = {
     "host": ("base", "rundir", "output", "services", "workers", "detect", "devices", "nodes", "account", "run"),
     "host.nodes": ("messages", "carriers", "membership", "node_group"),
-    "worker": ("torch_compat", "link", "memory", "state", "comm", "repair", "step", "process"),
+    "worker": ("torch_compat", "link", "memory", "variables", "state", "comm", "repair", "step", "process"),
 }
 
 # Rooms with a wall: from outside only their doors are imported.

@@ -12,7 +12,7 @@ import linecache
 from types import FrameType
 
 from ftrun.worker.link.callers import frames
-from ftrun.worker.state.loop_names import parsed
+from ftrun.worker.variables.loop_names import parsed
 
 _FRAMES = ("<listcomp>", "<setcomp>", "<dictcomp>")  # a comprehension has a frame of its own until Python 3.11
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)

@@ -22,9 +22,9 @@ from ftrun.worker.process.handed import Handed
 from ftrun.worker.repair import pipelines
 from ftrun.worker.state.loader_position import LoaderPosition
 from ftrun.worker.state.logged_values import LoggedValues
-from ftrun.worker.state.plain_values import GlobalVariables, PlainValues
 from ftrun.worker.step.body import Step
 from ftrun.worker.step.loop import Loop
+from ftrun.worker.variables.plain_values import GlobalVariables, PlainValues
 
 if TYPE_CHECKING:
     from ftrun.worker.process.sharded_checkpoints import ShardedFolder  # imports torch.distributed.checkpoint

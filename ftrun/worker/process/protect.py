@@ -30,15 +30,15 @@ from ftrun.worker.repair import assembly
 from ftrun.worker.repair.fully_sharded import refuse_unknown
 from ftrun.worker.repair.pipelines import Pipeline, has_a_part
 from ftrun.worker.repair.replacement import restore
-from ftrun.worker.state.guarded_memory import GuardedMemory
 from ftrun.worker.state.logged_values import LOGGED, LoggedValues
 from ftrun.worker.state.meshes import show_mesh
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shards import is_spread
-from ftrun.worker.state.variables import Variables
 from ftrun.worker.step import observers
 from ftrun.worker.step.loop import Loop
 from ftrun.worker.torch_compat import pipeline_private, sharded_private, torch_private
+from ftrun.worker.variables.guarded_memory import GuardedMemory
+from ftrun.worker.variables.variables import Variables
 
 _job: Job | None = None
 

@@ -16,7 +16,7 @@ from ftrun.worker.repair.snapshot import Snapshots
 from ftrun.worker.state.logged_values import LoggedValues
 from ftrun.worker.state.looks import Looks
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.variables import Variables
+from ftrun.worker.variables.variables import Variables
 
 
 def kit(context: Context, groups: Registry, state: ProtectedState, variables: Variables, logged: LoggedValues) -> Kit:

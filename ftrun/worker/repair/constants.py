@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from ftrun.core.system import files
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
-from ftrun.worker.state.variables import PREFIX, Variables
+from ftrun.worker.variables.variables import PREFIX, Variables
 
 _FOLDER = "constants"
 _LONGEST = 1 << 14  # bytes of the longest value that the file holds as a copy, not as a digest

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.comm.process_group import SwapGroup
-from ftrun.worker.state.composed import is_plain
+from ftrun.worker.memory.composed import is_plain
 from ftrun.worker.state.shards import Shards, is_spread
 from ftrun.worker.torch_compat import sharded_private
 from ftrun.worker.torch_compat.sharded_private import local_of

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair.constants import Constants
 from ftrun.worker.repair.rank_state import BETWEEN, IN_UPDATE, RankState, fields_of, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, LATE, START, Slots
 from ftrun.worker.repair.sealed_gradients import SealedGradients
 from ftrun.worker.repair.update_region import UpdateRegion
-from ftrun.worker.state import rng, serialization
+from ftrun.worker.state import rng
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.variables import PREFIX, WHOLE, Variables
+from ftrun.worker.variables.variables import PREFIX, WHOLE, Variables
 
 Captured = tuple[rng.State, dict[str, bytes]]  # random streams, and packed Python state
 Grads = list["torch.Tensor | None"]

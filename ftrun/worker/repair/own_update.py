@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftrun.core.shared.board import Head
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.plan import SNAPSHOTS, Refusal, missing_update
 from ftrun.worker.repair.rank_state import RankState, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, SEALED, Slots
 from ftrun.worker.repair.sources import NoSource, note_draws, take_changed
 from ftrun.worker.repair.update_region import usual_after
-from ftrun.worker.state import serialization
 
 
 def make(kit: Kit, resume: int, done: Sequence[Slots]) -> None:

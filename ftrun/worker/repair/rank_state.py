@@ -9,8 +9,8 @@ from typing import Any
 
 from ftrun.worker.repair.recovery_points import Slots
 from ftrun.worker.state import rng
-from ftrun.worker.state.histories import whole
-from ftrun.worker.state.variables import PREFIX
+from ftrun.worker.variables.histories import whole
+from ftrun.worker.variables.variables import PREFIX
 
 IN_UPDATE, BETWEEN = 1, 2  # in an update region, and between two bodies
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from ftrun import native
+from ftrun.worker.memory import serialization
 from ftrun.worker.memory.log import Damaged, Log
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.state import serialization
 
 START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that a body, as its backward revealed, accumulates on
 _LOG = 4  # results of collectives outside the loops
 SEALED = 5  # the gradients of a rank without replica, on its arrival at the gate
-_HISTORIES = 6  # additions to long lists of the script: see state/histories.py
+_HISTORIES = 6  # additions to long lists of the script: see variables/histories.py
 _ROOM = 1 << 36  # address space for each; the kernel allocates pages as they are written
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16

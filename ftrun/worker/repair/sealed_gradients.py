@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair.recovery_points import SEALED, Slots
-from ftrun.worker.state import serialization
 from ftrun.worker.torch_compat import torch_private
 
 Grads = list["torch.Tensor | None"]

@@ -17,13 +17,13 @@ from ftrun.core.shared.board import F
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
 from ftrun.worker.link.run_link import Context
+from ftrun.worker.memory import serialization
 from ftrun.worker.memory.arena import Manifest
 from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.repair.ledger import Ledger
 from ftrun.worker.repair.rank_state import fields_of
 from ftrun.worker.repair.recovery_points import END
 from ftrun.worker.repair.snapshot_store import HALVES, BadSnapshot, Places, Store
-from ftrun.worker.state import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 
 NAME = "snapshot"  # of the segment at the fd store

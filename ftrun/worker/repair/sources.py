@@ -10,14 +10,14 @@ from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Inexact
 from ftrun.worker.link.run_link import Context
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.memories import donors
 from ftrun.worker.repair.plan import KEPT, Refusal
 from ftrun.worker.repair.rank_state import BETWEEN, IN_UPDATE, RankState, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
-from ftrun.worker.state import serialization
-from ftrun.worker.state.variables import PREFIX, WHOLE
+from ftrun.worker.variables.variables import PREFIX, WHOLE
 
 
 class NoSource(WorkerError):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ftrun.worker.link.callers import inside_compiled
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.link.trees import content
-from ftrun.worker.state import serialization
+from ftrun.worker.memory import serialization
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.torch_compat.torch_private import step_hooks
 

@@ -21,10 +21,10 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.link.callers import module_of
 from ftrun.worker.link.trees import leaves, sketch
 from ftrun.worker.state import rng
-from ftrun.worker.state.copies import CannotPlace, copied, placed
 from ftrun.worker.state.loader_workers import crew_of
 from ftrun.worker.torch_compat import loader_private
 from ftrun.worker.torch_compat.torch_private import writes_to
+from ftrun.worker.variables.copies import CannotPlace, copied, placed
 
 
 class LoaderPosition:

@@ -23,8 +23,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ftrun.worker.state import generators, rng, serialization
+from ftrun.worker.memory import serialization
+from ftrun.worker.state import rng
 from ftrun.worker.torch_compat import loader_private
+from ftrun.worker.variables import generators
 
 _NOTE = struct.Struct("<QQ")  # number of the batch + 1, and length
 _ROOM = 32768  # bytes of a note; if a data set holds more, the note has the random streams only

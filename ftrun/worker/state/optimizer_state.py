@@ -13,10 +13,11 @@ import torch
 
 from ftrun.core.errors import UsageError
 from ftrun.worker.link.trees import checksum
+from ftrun.worker.memory import composed
 from ftrun.worker.memory.arena import Arena, Manifest, place
 from ftrun.worker.memory.gpu_memory import bytes_on_gpu, gpu_of
 from ftrun.worker.memory.segment import is_ample
-from ftrun.worker.state import composed, shards
+from ftrun.worker.state import shards
 from ftrun.worker.state.python_state import PythonState, params_of
 from ftrun.worker.torch_compat.sharded_private import local_of
 from ftrun.worker.torch_compat.torch_private import writes_to

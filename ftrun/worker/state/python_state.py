@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ftrun.worker.state import serialization
-from ftrun.worker.state.plain_values import GlobalVariables
-from ftrun.worker.state.variables import PREFIX
+from ftrun.worker.memory import serialization
 from ftrun.worker.torch_compat.torch_private import forget_unscaled
+from ftrun.worker.variables.plain_values import GlobalVariables
+from ftrun.worker.variables.variables import PREFIX
 
 # flags of DDP's last forward: after one under no_sync() the next does not broadcast buffers
 _DDP_FLAGS = ("require_forward_param_sync", "require_backward_grad_sync")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ftrun.worker.state import serialization
+from ftrun.worker.memory import serialization
 
 State = dict[str, Any]  # plain values, for a slot
 

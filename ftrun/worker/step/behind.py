@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from ftrun.worker.state.loop_names import parsed, read_in_functions
 from ftrun.worker.torch_compat.frames_private import has_own_locals, locals_of
+from ftrun.worker.variables.loop_names import parsed, read_in_functions
 
 _REGIONS = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 

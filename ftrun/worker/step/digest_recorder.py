@@ -32,9 +32,9 @@ from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.position import Where
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.link.trees import content, leaves
+from ftrun.worker.memory import serialization
+from ftrun.worker.memory.composed import parts_of
 from ftrun.worker.repair.ledger import Ledger
-from ftrun.worker.state import serialization
-from ftrun.worker.state.composed import parts_of
 from ftrun.worker.state.protected_state import ProtectedState
 from ftrun.worker.state.shard_places import shard_place
 from ftrun.worker.step import value_digest

@@ -19,11 +19,11 @@ from ftrun.core.shared.notes import KeptCopy, KeptNote
 from ftrun.worker.link.callers import script_frames
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
-from ftrun.worker.state.loop_names import LoopNames, names_of
-from ftrun.worker.state.plain_values import PlainValues
 from ftrun.worker.state.protected_state import ProtectedState
-from ftrun.worker.state.signs import hooks_on, sign_of
-from ftrun.worker.state.variables import Variables
+from ftrun.worker.variables.loop_names import LoopNames, names_of
+from ftrun.worker.variables.plain_values import PlainValues
+from ftrun.worker.variables.signs import hooks_on, sign_of
+from ftrun.worker.variables.variables import Variables
 
 _SECOND_LOOK = 3  # bodies
 _ABSENT = object()  # a name that was not there at the first look

@@ -11,11 +11,11 @@ from ftrun.core.shared.board import Busy, F, Flag, Phase
 from ftrun.worker.link.callers import caller
 from ftrun.worker.link.exception_report import give_up
 from ftrun.worker.link.position import Interrupt, Where
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair import pipelines
 from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.recovery_points import END, START
 from ftrun.worker.repair.survivor import Survivor
-from ftrun.worker.state import serialization
 from ftrun.worker.step.body import Body, Step
 from ftrun.worker.step.calls import Calls
 from ftrun.worker.step.commit import Commit

@@ -14,8 +14,8 @@ from ftrun.worker.comm.backend import Inner
 from ftrun.worker.comm.collective_replay import Recorder
 from ftrun.worker.comm.collectives import COLLECTIVES, averaging_integers
 from ftrun.worker.comm.process_group import SwapGroup
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair.recovery_points import Slots
-from ftrun.worker.state import serialization
 from ftrun.worker.torch_compat import torch_private
 
 NOT_COLLECTIVES = """

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ftrun.core.errors import WorkerError
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair.recovery_points import SEALED, Slots
 from ftrun.worker.repair.sealed_gradients import SealedGradients
-from ftrun.worker.state import serialization
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 4, 5)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.float16]

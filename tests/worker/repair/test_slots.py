@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from ftrun.core.errors import WorkerError
+from ftrun.worker.memory import serialization
 from ftrun.worker.repair import recovery_points
 from ftrun.worker.repair.recovery_points import END, GATE, Slots
-from ftrun.worker.state import rng, serialization
+from ftrun.worker.state import rng
 
 LOG = recovery_points._LOG * recovery_points._ROOM + mmap.PAGESIZE  # where its first record begins
 

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from ftrun.worker.state.loop_names import loop_names
+from ftrun.worker.variables.loop_names import loop_names
 
 LOOP = """
 n = 0

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from ftrun.worker.state.copies import copied
 from ftrun.worker.step.value_digest import digest
+from ftrun.worker.variables.copies import copied
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = [f"word {number}" for number in range(200)]

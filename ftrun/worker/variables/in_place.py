@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftrun.worker.state import serialization
-from ftrun.worker.state.guarded_memory import GuardedMemory
+from ftrun.worker.memory import serialization
+from ftrun.worker.variables.guarded_memory import GuardedMemory
 
 ARRAYS = (torch.Tensor, np.ndarray, bytearray, array.array)
 

@@ -35,9 +35,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from ftrun.worker.link.callers import module_of
-from ftrun.worker.state import generators, serialization
-from ftrun.worker.state.guarded_memory import GuardedMemory, Over
-from ftrun.worker.state.in_place import ARRAYS, InPlace, layout
+from ftrun.worker.memory import serialization
+from ftrun.worker.variables import generators
+from ftrun.worker.variables.guarded_memory import GuardedMemory, Over
+from ftrun.worker.variables.in_place import ARRAYS, InPlace, layout
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)

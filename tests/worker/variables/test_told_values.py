@@ -10,8 +10,8 @@ import torch
 
 from ftrun.core.shared import kept, left_out
 from ftrun.core.shared.notes import KeptCopy, KeptNote
-from ftrun.worker.state.variables import Variables
-from tests.worker.state.test_variables import LOOP
+from ftrun.worker.variables.variables import Variables
+from tests.worker.variables.test_variables import LOOP
 
 
 def told(**options: Any) -> tuple[dict[str, int], Variables, dict[str, bool]]:

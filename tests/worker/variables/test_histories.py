@@ -14,11 +14,11 @@ import torch
 from ftrun.worker.memory.log import Log
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair.recovery_points import Slots
-from ftrun.worker.state import histories
-from ftrun.worker.state.copies import placed
-from ftrun.worker.state.histories import Histories, whole
-from ftrun.worker.state.variables import Variables
-from tests.worker.state.test_variables import LOOP
+from ftrun.worker.variables import histories
+from ftrun.worker.variables.copies import placed
+from ftrun.worker.variables.histories import Histories, whole
+from ftrun.worker.variables.variables import Variables
+from tests.worker.variables.test_variables import LOOP
 
 STEPS = 7
 LONG = 400

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ftrun.worker.memory import composed
 from ftrun.worker.memory.arena import Arena, Entry, Manifest
-from ftrun.worker.state import composed
 
 Over = tuple[str, int]  # name of an entry in the manifest, and an offset in it, bytes
 

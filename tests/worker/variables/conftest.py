@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftrun.worker.state import spaces
+from ftrun.worker.variables import spaces
 
 _ALL = spaces.script_modules
 

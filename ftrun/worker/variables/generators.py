@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ftrun.worker.state import serialization
+from ftrun.worker.memory import serialization
 
 
 class GeneratorKind(NamedTuple):

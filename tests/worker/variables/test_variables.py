@@ -14,8 +14,8 @@ import torch
 from numpy.random import default_rng
 
 from ftrun.core.paths import OWN_FILES
-from ftrun.worker.state.variables import Variables
-from tests.worker.state.kept_values import SCRIPTS, Meter, Steps, best_and_when
+from ftrun.worker.variables.variables import Variables
+from tests.worker.variables.kept_values import SCRIPTS, Meter, Steps, best_and_when
 
 CUT = 4
 

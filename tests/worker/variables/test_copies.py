@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftrun.worker.state.copies import CannotPlace, TooLarge, copied, placed
+from ftrun.worker.variables.copies import CannotPlace, TooLarge, copied, placed
 
 
 @dataclasses.dataclass

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ftrun.worker.link.callers import module_of, script_frames
-from ftrun.worker.state import spaces
-from ftrun.worker.state.bindings import Named
-from ftrun.worker.state.loop_names import made_anew, names_of
-from ftrun.worker.state.spaces import Space
 from ftrun.worker.torch_compat.frames_private import has_own_locals
+from ftrun.worker.variables import spaces
+from ftrun.worker.variables.bindings import Named
+from ftrun.worker.variables.loop_names import made_anew, names_of
+from ftrun.worker.variables.spaces import Space
 
 
 class ValuePlaces:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.worker.state import composed
+from ftrun.worker.memory import composed
 from ftrun.worker.torch_compat.torch_private import parts_of_sparse
 
 _HEAD = struct.Struct("<QQ")  # length of the JSON part (or _PLAIN), number of blobs (or bytes)

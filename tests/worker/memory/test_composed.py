@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ftrun.core.errors import UsageError
+from ftrun.worker.memory import composed
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.state import composed
 from ftrun.worker.state.protected_state import ProtectedState
 from tests.e2e.scripts.packed_sgd import Packed, PackedSGD
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ftrun.worker.state import histories
-from ftrun.worker.state.copies import CannotPlace, placed
-from ftrun.worker.state.in_place import InPlace
-from ftrun.worker.state.spaces import Space
+from ftrun.worker.variables import histories
+from ftrun.worker.variables.copies import CannotPlace, placed
+from ftrun.worker.variables.in_place import InPlace
+from ftrun.worker.variables.spaces import Space
 
 BEHIND = "|"  # between a space and a name
 _ABSENT = object()

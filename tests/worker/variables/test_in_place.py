@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.state.copies import CannotPlace, copied, placed
-from ftrun.worker.state.guarded_memory import GuardedMemory
-from ftrun.worker.state.in_place import InPlace
 from ftrun.worker.state.protected_state import ProtectedState
-from tests.worker.state.kept_values import Steps
-from tests.worker.state.test_variables import run
+from ftrun.worker.variables.copies import CannotPlace, copied, placed
+from ftrun.worker.variables.guarded_memory import GuardedMemory
+from ftrun.worker.variables.in_place import InPlace
+from tests.worker.variables.kept_values import Steps
+from tests.worker.variables.test_variables import run
 
 
 class Meter:

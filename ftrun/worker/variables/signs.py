@@ -24,12 +24,12 @@ from torch.utils.data import DataLoader
 from ftrun.core.paths import OWN_FILES
 from ftrun.worker.link.callers import module_of
 from ftrun.worker.link.trees import checksum
-from ftrun.worker.state.copies import Copier, TooLarge
-from ftrun.worker.state.guarded_memory import GuardedMemory
-from ftrun.worker.state.spaces import is_open, of_the_script
 from ftrun.worker.torch_compat.frames_private import locals_of
 from ftrun.worker.torch_compat.sharded_private import local_of
 from ftrun.worker.torch_compat.torch_private import writes_to
+from ftrun.worker.variables.copies import Copier, TooLarge
+from ftrun.worker.variables.guarded_memory import GuardedMemory
+from ftrun.worker.variables.spaces import is_open, of_the_script
 
 _LARGEST = 256 << 20  # bytes; a larger value is most likely a data set, and its numbers are not read
 _UNKNOWN = object()

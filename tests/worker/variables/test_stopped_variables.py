@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftrun.worker.state.variables import Variables
-from tests.worker.state.test_variables import LOOP
+from ftrun.worker.variables.variables import Variables
+from tests.worker.variables.test_variables import LOOP
 
 
 @pytest.mark.parametrize(("rewind", "handed_out"), [(True, False), (False, True), (False, False)])

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from ftrun.worker.state.signs import sign_of
+from ftrun.worker.variables.signs import sign_of
 
 
 class Box:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.state.kept_values import Steps
-from tests.worker.state.test_variables import run
+from tests.worker.variables.kept_values import Steps
+from tests.worker.variables.test_variables import run
 
 
 class Meter:

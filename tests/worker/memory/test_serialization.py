@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftrun.worker.state import serialization
+from ftrun.worker.memory import serialization
 
 
 def test_a_sparse_tensor_keeps_its_parts() -> None:

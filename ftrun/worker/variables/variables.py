@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from ftrun.worker.link.callers import outside
-from ftrun.worker.state import spaces
-from ftrun.worker.state.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
-from ftrun.worker.state.copies import Copied, TooLarge, copied, placed
-from ftrun.worker.state.guarded_memory import GuardedMemory
-from ftrun.worker.state.histories import LARGEST, Histories, whole
-from ftrun.worker.state.in_place import InPlace
-from ftrun.worker.state.spaces import Space
-from ftrun.worker.state.value_places import ValuePlaces, is_under
 from ftrun.worker.torch_compat.frames_private import dict_of_locals
+from ftrun.worker.variables import spaces
+from ftrun.worker.variables.bindings import BEHIND, Bindings, Named, put_back, put_back_as_it_stood, shared, together
+from ftrun.worker.variables.copies import Copied, TooLarge, copied, placed
+from ftrun.worker.variables.guarded_memory import GuardedMemory
+from ftrun.worker.variables.histories import LARGEST, Histories, whole
+from ftrun.worker.variables.in_place import InPlace
+from ftrun.worker.variables.spaces import Space
+from ftrun.worker.variables.value_places import ValuePlaces, is_under
 
 PREFIX = "variable "  # begins the name of a variable in the Python state of a slot
 WHOLE = PREFIX + "whole"  # names the places in `ValuePlaces.whole`

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ftrun.worker.state.copies import Copied, TooLarge, copied, read
-from ftrun.worker.state.guarded_memory import GuardedMemory
+from ftrun.worker.variables.copies import Copied, TooLarge, copied, read
+from ftrun.worker.variables.guarded_memory import GuardedMemory
 
 LARGEST = 1 << 20  # bytes of a copy that is kept with each step
 BLOCK, _SMALL_BLOCK = 64, 16  # entries in a block of numbers and strings, and of others, which cost more
