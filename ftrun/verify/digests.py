@@ -1,8 +1,8 @@
-"""Reads what the ranks of a run recorded (`ftrun/worker/step/digest_recorder.py`) and finds the first place where two runs differ.
+"""Reads the digests that ranks recorded (`ftrun/worker/step/digest_recorder.py`) and locates the first difference between two runs.
 
-Knows no torch and starts nothing. A place is (loop, step, point): at `start` the state that a step begins with, at `gate`
-what was computed in it, at `end`, that of a loop, the script's own values (see values.py); the state at the script's end comes last.
-Each attempt at a step must have found the same.
+It imports no torch and starts no process. A place is (loop, step, point). At `start` a rank records the state that the step begins with,
+at `gate` the step's outputs and gradients, at a loop's `end` the script's own values (see values.py), and at `exit` the state at the
+script's end. All attempts at a step must have equal digests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ftrun.core.shared import mesh
 _FILE = re.compile(r"rank-(\d+)-(\d+)\.jsonl")
 _POINTS = {"start": 0, "gate": 1, "end": 2, "exit": 3}
 _LAST = 1 << 60
-Part = dict[str, Any]  # of a sharded tensor, see ftrun/worker/state/shard_places.py
+Part = dict[str, Any]  # the part of a sharded tensor that a rank holds, see ftrun/worker/state/shard_places.py
 
 
 class DigestPlace(NamedTuple):
-    """Sorted by time. `point` is 0 start, 1 gate, 2 the end of the loop, 3 exit, which is after every loop."""
+    """A moment of a run; places sort by time. `point`: 0 start, 1 gate, 2 end of the loop, 3 exit, which comes after every loop."""
 
     loop: int
     step: int
@@ -41,7 +41,7 @@ EXIT = DigestPlace(_LAST, _LAST, _POINTS["exit"])
 
 @dataclass
 class DigestRecord:
-    """What one attempt found at a place: `values` are digests of `names`; `parts` says which part of a sharded one it was."""
+    """The digests of one attempt at a place: `values` are those of `names`; `parts` holds the rank's part of each sharded tensor."""
 
     names: tuple[str, ...]
     values: array[int]
@@ -52,13 +52,13 @@ class DigestRecord:
 
 @dataclass
 class Digests:
-    """Everything that one run recorded: rank -> place -> one record for each time it came there."""
+    """All digests of one run: rank -> place -> one record for each attempt."""
 
     ranks: dict[int, dict[DigestPlace, list[DigestRecord]]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[int]:
-        """Indices of the steps of the longest loop."""
+        """Return the step indices of the loop with the most steps."""
         loops: dict[int, set[int]] = {}
         for places in self.ranks.values():
             for place in places:
@@ -68,16 +68,16 @@ class Digests:
 
     @property
     def first_step(self) -> int | None:
-        """Where the script's first loop began."""
+        """Return the first step of the script's first loop, None without records."""
         places = [min(p) for p in self.ranks.values() if p]
         return min(places).step if places else None
 
     def tensors(self) -> int:
-        """Tensors in the state of rank 0 at the end."""
+        """Count the tensors in rank 0's state at the script's end."""
         return sum(name.partition(":")[0] in ("weight", "buffer", "optimizer") for name in self._names())
 
     def streams(self) -> int:
-        """Random streams of rank 0 at the end."""
+        """Count rank 0's random streams at the script's end."""
         return sum(name.startswith("random:") for name in self._names())
 
     def _names(self) -> tuple[str, ...]:
@@ -86,10 +86,10 @@ class Digests:
 
 
 def read(folder: Path) -> Digests:
-    """What was recorded in `folder`; torn last lines are left out.
+    """Read the digests of a run from `folder`; a rank's records end before its first damaged line.
 
     Raises:
-        OSError
+        OSError: The folder or a file cannot be read.
     """
     found = Digests()
     files = [(int(m[1]), int(m[2]), p) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))]
@@ -114,7 +114,7 @@ def _records(path: Path, cell: int) -> Iterator[tuple[DigestPlace, DigestRecord]
                 place = EXIT if point == "exit" else DigestPlace(raw["loop"], raw["step"], _POINTS[point])
                 record = DigestRecord(names[point], array("Q", raw["values"]), cell, raw["attempt"], parts[point])
             except (ValueError, KeyError, TypeError, OverflowError):
-                return  # killed while writing this line
+                return  # the rank was killed while it wrote this line
             yield place, record
 
 
@@ -123,12 +123,16 @@ def _records(path: Path, cell: int) -> Iterator[tuple[DigestPlace, DigestRecord]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a run was not like the clean one.
+    """The first place where a run differs from the clean one.
 
-    `names`: what differed there, the most telling first, with the ranks it differed on. `redone`: a rank came there after a
-    fault. `missing`: ranks that were not there at all. `at_end` of `compared` things differ at the script's end. `shard`: the
-    first of the names that is of a sharded tensor, "" for none; `parts`: which part of it each rank has on which it differed.
-    `unsummed`: a gradient comes first, and the ranks' own ones, before the sum over ranks, were not recorded.
+    Attributes:
+        names: The differing names with their ranks; a name that may be the cause comes before one that may be an effect.
+        redone: A rank reached the place again after a fault.
+        missing: Ranks of which one of the two runs has no record there.
+        at_end: Of `compared` tensors and streams, how many differ at the script's end.
+        shard: The first sharded tensor among the names, "" = none.
+        parts: The part of `shard` on each rank where it differs.
+        unsummed: The first name is a gradient, and no rank recorded its own gradient before the sum over ranks.
     """
 
     place: DigestPlace
@@ -152,9 +156,9 @@ class Difference:
 
 
 def compare(clean: Digests, other: Digests, unstable: Collection[str] = ()) -> Difference | None:
-    """The first difference, None when every tensor and stream of every rank is the same at every step and at the end.
+    """Return the first difference, None if every tensor and stream of every rank is equal at every step and at the end.
 
-    The script's own values at the ends of loops are no part of that, and neither are those that are `unstable`.
+    The script's own values at the ends of loops are not compared here, and values named in `unstable` nowhere.
     """
     at_end, compared = end_differences(clean, other)
     passed_over = {f"live:{name}" for name in unstable}
@@ -188,18 +192,18 @@ def compare(clean: Digests, other: Digests, unstable: Collection[str] = ()) -> D
 
 
 def places(*runs: Digests) -> list[DigestPlace]:
-    """All of them, by time."""
+    """Return all places of the runs, sorted by time."""
     return sorted({place for digests in runs for found in digests.ranks.values() for place in found})
 
 
 def _is_unsummed(name: str, records: dict[int, DigestRecord]) -> bool:
-    """Is that a gradient of which nobody recorded the ranks' own ones?"""
+    """Is that a gradient that no rank recorded before the sum over ranks?"""
     kind, _, what = name.partition(":")
     return kind == "gradient" and not any(f"local:{what}" in record.names for record in records.values())
 
 
 def end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
-    """How many tensors and streams differ at the script's end, of how many."""
+    """Count the tensors and streams that differ at the script's end, and those compared."""
     found = compared = 0
     for rank, places in clean.ranks.items():
         ours, theirs = places.get(EXIT), other.ranks.get(rank, {}).get(EXIT)
@@ -210,7 +214,7 @@ def end_differences(clean: Digests, other: Digests) -> tuple[int, int]:
 
 
 def differing(ours: list[DigestRecord], theirs: list[DigestRecord]) -> list[str]:
-    """Names whose digests are not the same in all records."""
+    """Return the names whose digests are not equal in all records."""
     expected = dict(zip(ours[0].names, ours[0].values, strict=True))
     found: dict[str, None] = {}
     for record in (*ours[1:], *theirs):
@@ -223,7 +227,7 @@ def differing(ours: list[DigestRecord], theirs: list[DigestRecord]) -> list[str]
     return list(found)
 
 
-# what causes comes before what follows from it
+# causes come before their effects
 _ORDER = {
     # a loader draws from the streams when it opens an epoch or fetches a batch
     "start": ("position", "batch", "random", "python", "buffer", "weight", "optimizer", "live"),
@@ -237,7 +241,7 @@ def _telling(name: str, place: DigestPlace) -> int:
     return order.index(kind) if kind in order else len(order)
 
 
-# ---- what it may come from ----
+# ---- likely causes ----
 
 RNG, SEED, LOADER, BUCKETS, SHARDED, OP, UPDATE, STATE, BUFFERS, INPUT, FORGOTTEN, MISSING = (
     "rng", "unseeded", "loader-position", "bucket-order", "sharded-gradient", "non-deterministic-op", "update", "python-state",
@@ -264,7 +268,7 @@ _EXPLAINED = {
 
 
 def cause(difference: Difference, deterministic: bool, has_loader: bool) -> str:
-    """The most likely cause. `deterministic`: two clean runs were equal; `has_loader`: the script uses job.batches."""
+    """Return the most likely cause. `deterministic`: two clean runs were equal; `has_loader`: the script uses job.batches."""
     if not difference.names:
         return MISSING
     kind = difference.first.partition(":")[0]
@@ -306,13 +310,13 @@ _WORDS = {
 
 
 def in_words(name: str) -> str:
-    """`weight:first.bias` as a person would say it."""
+    """Return a name such as `weight:first.bias` in words for people."""
     kind, _, what = name.partition(":")
     return _WORDS.get(kind, "{}").format(what)
 
 
 def part_in_words(part: Part) -> str:
-    """replicate 1, shard 0: rows 0 to 23 of 47."""
+    """Return a part in words: `replicate 1, shard 0: rows 0 to 23 of 47`."""
     held = ", ".join(map(_cut_in_words, part["cuts"])) or "all of it"
     return f"{mesh.words(part['at'])}: {held}" + (", not summed yet" if part["sums"] else "")
 

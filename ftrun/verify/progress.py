@@ -1,4 +1,4 @@
-"""A progress bar on stderr for work that takes long; without a terminal one line for each part of the work, when it is done."""
+"""Shows a progress bar on stderr; without a terminal it prints one line at the end of each part of the work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftrun.core.text import printable, tell
 
 
 class ProgressBar:
-    """`with Progress("verify") as progress:` `begin(part)`, `show(done, total)` while it goes on, `done(line)` at its end."""
+    """A context manager: call `begin(part)`, `show(done, total)` while the part runs, and `done(line)` at its end."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -24,7 +24,7 @@ class ProgressBar:
             from rich.progress import Progress as Bar
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            # refreshed by hand: a thread would be in the way of starting processes
+            # refresh by hand: a refreshing thread would make it unsafe to fork a process
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
             self._bar.start()
         return self
@@ -36,18 +36,18 @@ class ProgressBar:
             self._bar.stop()
 
     def begin(self, part: str) -> None:
-        """A part of unknown length begins."""
+        """Begin a part of unknown length."""
         if self._bar is not None:
             self._task = self._bar.add_task(f"{self._what}: {part}", total=None)
             self._bar.refresh()
 
     def show(self, done: int, total: int) -> None:
-        """`total` 0: not known yet."""
+        """Show the progress of the part. `total` 0 = not known yet."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total or None, refresh=True)
 
     def done(self, line: str) -> None:
-        """The part is over; the line stays."""
+        """End the part and print `line`, which stays on the screen."""
         if self._bar is not None and self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None

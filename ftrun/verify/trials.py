@@ -1,6 +1,6 @@
-"""One run of a script for `ftrun verify`: a launcher as a child process, with its output in a file and its digests in a folder.
+"""Runs a script once for `ftrun verify`: a launcher as a child process, with its output in a file and its digests in a folder.
 
-Never compares anything. The child ends with us, however we end.
+This file compares nothing. The kernel ends the child with SIGTERM when this process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _LOOK = 0.1  # seconds between two looks at the progress
 _PROGRESS = struct.Struct("<qq")  # as ftrun/worker/step/digest_recorder.py writes it
 _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 15
-_PATIENCE = 20.0  # seconds beyond the shutdown timeout that a run gets to end when it is told to
+_PATIENCE = 20.0  # seconds beyond the shutdown timeout that a run has to end after a signal
 
-Watch = Callable[[int, int], None]  # steps begun, steps there are (0 = not known yet)
+Watch = Callable[[int, int], None]  # called with the steps begun and the total of steps (0 = not known yet)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished run. `folder` holds output.log, digests/ and the run's own logs. `fired` and `unfired` are of its plan.
+    """A finished run. `folder` holds output.log, digests/ and logs/. `fired` and `unfired` count and name the faults of its plan.
 
-    `not_kept`: of the script's values that the loop changes, and why.
+    `not_kept`: names of the script's values that the loop changes and ftrun does not keep, each with the reason.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Trial:
         return self.folder / "digests"
 
     def last_lines(self) -> list[str]:
-        """The end of what it printed."""
+        """Return the last lines of the run's output."""
         with contextlib.suppress(OSError):
             return (self.folder / OUTPUT).read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return []
 
 
 class Interrupted(Exception):
-    """A signal came while a trial ran; the trial was ended. `signum` says which."""
+    """Signal `signum` came while a trial ran, and the trial was ended."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -71,11 +71,11 @@ class Interrupted(Exception):
 def run(
     name: str, folder: Path, options: Sequence[str], script: Sequence[str], ranks: int, patience: float, watch: Watch
 ) -> Trial:
-    """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout.
+    """Run `ftrun run OPTIONS SCRIPT` to its end. `patience`: its shutdown timeout in seconds.
 
     Raises:
-        OSError
-        Interrupted
+        OSError: A file of the run cannot be written, or the launcher cannot be started.
+        Interrupted: A signal to this process ended the run.
     """
     digests = folder / "digests"
     digests.mkdir(parents=True)
@@ -106,16 +106,16 @@ def _start(command: list[str], environment: Mapping[str, str], output: int) -> s
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        start_new_session=True,  # Ctrl-C comes to us alone: we tell the run
+        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
         preexec_fn=die_with_parent,
     )
 
 
 def _wait(process: subprocess.Popen[bytes], patience: float, look: Callable[[], None]) -> int:
-    """Exit code, 128 + n for death by signal n.
+    """Wait for the process and return its exit code, 128 + n for death by signal n.
 
     Raises:
-        Interrupted: After a signal to us has ended it.
+        Interrupted: A signal to this process ended it.
     """
     got: list[int] = []
     before = {s: signal.signal(s, lambda number, _: got.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -139,7 +139,7 @@ def _wait(process: subprocess.Popen[bytes], patience: float, look: Callable[[], 
 
 
 def _end(process: subprocess.Popen[bytes], patience: float, got: list[int]) -> None:
-    """Pass the signal on and wait for the end of the run; a second signal is passed on as well, and ends it at once."""
+    """Send the run the first signal that came, again for each later one, and wait for its end; the second one ends it at once."""
     tell("verify: ending the run; the same signal again ends it at once")
     told = 0
     deadline = time.monotonic() + patience + _PATIENCE
@@ -152,7 +152,7 @@ def _end(process: subprocess.Popen[bytes], patience: float, got: list[int]) -> N
 
 
 def _steps(progress: Path) -> tuple[int, int]:
-    """Steps begun by the slowest rank, and how many there are."""
+    """Return the steps begun by the slowest rank, and the total of steps (0 = not known yet)."""
     with contextlib.suppress(OSError):
         ranks = list(_PROGRESS.iter_unpack(progress.read_bytes()))
         return min(done for done, _ in ranks), min(total for _, total in ranks)
@@ -160,7 +160,7 @@ def _steps(progress: Path) -> tuple[int, int]:
 
 
 def _journalled(logs: Path) -> dict[str, Any]:
-    """What the run's journal says of its plan and its incidents."""
+    """Read the run's faults, incidents and restarts from its journal."""
     fired, unfired, not_kept = 0, [], {}
     summary: dict[str, Any] = {}
     for path in logs.glob(f"*/{paths.JOURNAL}"):
@@ -179,7 +179,7 @@ def _journalled(logs: Path) -> dict[str, Any]:
 
 
 def usable_name(folder: Path) -> Path:
-    """`folder`, or with a number behind it when that is taken; made."""
+    """Make and return `folder`, or the first of `folder-2`, `folder-3`, ... that does not exist."""
     for number in range(1, 10_000):
         path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:

@@ -1,8 +1,8 @@
-"""The script's own values of two runs, as they were at the ends of loops: which are equal, which differ, and which cannot be compared.
+"""Compares the script's own values of two runs at the ends of loops, and reports which are equal, different, or not comparable.
 
-Of values that a run keeps with each step; one that only one of the two runs keeps (it changed there, or was seen to) is compared with
-what the other one has under that name. A time, an address or a process number differs between any two runs: what differs between two
-runs without faults is not compared, and neither called equal nor different.
+It compares the values that a run keeps with each step. If only one of the two runs keeps a value (it changed there, or ftrun saw it
+change), the other run's value of that name is compared with it. A time, an address or a process number differs between any two runs, so
+a value that differs between two runs without faults is neither called equal nor different.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNSTABLE = "differs between two runs without faults, too"
 
 @dataclass
 class ComparedValues:
-    """By name. `different`: the first place, and the ranks that had another value there. `uncompared`: why."""
+    """The script's own values by name. `different`: the first place, and the ranks that differ there. `uncompared`: the reason."""
 
     equal: set[str] = field(default_factory=set)
     different: dict[str, tuple[DigestPlace, list[int]]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class ComparedValues:
 
 
 def compare(clean: Digests, other: Digests, unstable: Collection[str] = ()) -> ComparedValues:
-    """`unstable`: names that are not compared."""
+    """Compare the values of two runs, except those named in `unstable`."""
     found = ComparedValues()
     seen: set[str] = set()
     for place in digests.places(clean, other):
@@ -59,19 +59,19 @@ _UNKNOWN = -1
 
 
 def _marks(record: DigestRecord) -> dict[str, int]:
-    """What stands for each value, kept or not."""
+    """Return each value's digest by name, _UNKNOWN for a value without one."""
     pairs = [(*name.partition(":")[::2], value) for name, value in zip(record.names, record.values, strict=True)]
     return {name: _UNKNOWN if kind == "uncompared" else value for kind, name, value in pairs}
 
 
 def _kept(records: list[DigestRecord]) -> list[str]:
-    """Names of what one of them keeps."""
+    """Return the names of the values that at least one of the records keeps."""
     names = [name.partition(":") for record in records for name in record.names]
     return list(dict.fromkeys(name for kind, _, name in names if kind != "other"))
 
 
 def unstable(clean: Digests, again: Digests) -> set[str]:
-    """Names of the script's values that differ between two runs without faults."""
+    """Return the names of the script's values that differ between two runs without faults."""
     found = {*compare(clean, again).different}
     for place in digests.places(clean, again):
         for rank in clean.ranks.keys() & again.ranks.keys() if not place.ends_loop else ():
@@ -83,7 +83,7 @@ def unstable(clean: Digests, again: Digests) -> set[str]:
 
 
 def difference(found: ComparedValues, clean: Digests, other: Digests) -> Difference | None:
-    """The first value that differs, where nothing else does."""
+    """Return the first difference among the script's values, None if there is none."""
     if not found.different:
         return None
     first = min(place for place, _ in found.different.values())
@@ -92,7 +92,7 @@ def difference(found: ComparedValues, clean: Digests, other: Digests) -> Differe
 
 
 def in_words(found: ComparedValues) -> list[str]:
-    """A line for each that differs, and one for those that were not compared."""
+    """Return a line for each value that differs, and one for those that were not compared."""
     lines = [
         f"value {name} differs on {ranks_in_words(ranks)} at the end of loop {place.loop}"
         for name, (place, ranks) in found.different.items()

@@ -1,6 +1,10 @@
-"""What `ftrun verify` does: the clean run, the runs with faults, the comparison, and what it says of each.
+"""Runs `ftrun verify`: makes the clean run and the runs with faults, compares their digests, and reports the verdict.
 
-A difference is not blamed on recovery before two clean runs were equal.
+Theory of operation. The clean run comes first; it fixes the ranks, steps and tensors, and the kills are planned from its steps. Each run
+with faults is compared with it. A kill whose moment did not come goes into a further run. At the first difference the script runs a
+second time without faults, and values that differ between the two clean runs are compared no more. A difference that remains ends the
+verification if it reaches the script's end or one of the script's own values: the verdict is UNSTABLE if the clean runs differ as well,
+else DIFFERENT. A difference that leaves nothing behind is reported only. A run with faults that fails ends the verification with FAILED.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ from ftrun.verify.values import ComparedValues
 EQUAL, DIFFERENT, UNSTABLE, FAILED = "equal", "different", "not-deterministic", "failed"
 _SCHEMA = 1
 _PLACEHOLDER = "${verify}"
-_SHARDS = 8  # ranks whose shards are named
+_SHARDS = 8  # the report names the shards of that many ranks
 _AGAIN = "again"  # the second run without faults
-_TRIES = 3  # further runs for kills whose moment did not come
+_TRIES = 3  # the most further runs for kills that did not fire
 
 
 @dataclass
 class Result:
-    """What came out. `trial`: the run that was not like the clean one."""
+    """The verdict and its evidence. `trial`: the run that differed from the clean one, or failed; None if all were equal."""
 
     verdict: str
     folder: Path
@@ -58,7 +62,7 @@ class Result:
         return sum(trial.fired for trial in self.faulted)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the report for people."""
         faults = f"{self.fired} of {_count(self.planned, 'fault')} fired"
         if self.verdict == EQUAL:
             equal = "equal at the end" if self.passing else "equal"
@@ -106,13 +110,13 @@ class Result:
 
 
 def _take_in(known: ComparedValues, found: ComparedValues) -> None:
-    """One more run was like the clean one."""
+    """Merge the values of one more equal run: a value that one run could not compare stays uncompared."""
     known.uncompared |= found.uncompared
     known.equal = (known.equal | found.equal) - known.uncompared.keys()
 
 
 def _found(difference: Difference) -> tuple[str, str]:
-    """Where two runs differ first, and what."""
+    """Return where two runs first differ, and what differs there, both in words."""
     place = difference.place
     where = "at the script's end" if place == digests.EXIT else f"in step {place.step}"
     if place.point == 0:
@@ -152,7 +156,7 @@ def _told(verdict: str, difference: Difference, cause: str) -> list[str]:
 
 
 def _shards(difference: Difference) -> list[str]:
-    """Which part of a sharded tensor each rank has on which it differs."""
+    """Return a line that names the part of the differing sharded tensor on each rank."""
     if not difference.parts:
         return []
     shown = [f"rank {rank} ({digests.part_in_words(part)})" for rank, part in list(difference.parts.items())[:_SHARDS]]
@@ -162,7 +166,7 @@ def _shards(difference: Difference) -> list[str]:
 
 
 class Verification:
-    """One `ftrun verify`. `options` are those of the runs as they were given, `plan` is None for a kill in every phase."""
+    """One `ftrun verify`. `options`: the command-line options for each run; `plan`: the user's fault plan, None = a kill in every phase."""
 
     def __init__(self, settings: Settings, options: list[str], plan: Path | None) -> None:
         self._settings = settings
@@ -170,11 +174,18 @@ class Verification:
         self._plan = plan
         self._folder = Path()
         self._runs: list[Trial] = []
-        self._again: Digests | None = None  # of a second run without faults
-        self._unstable: set[str] = set()  # the script's values that are not the same in both
+        self._again: Digests | None = None  # of the second run without faults
+        self._unstable: set[str] = set()  # the script's own values that differ between the two runs without faults
 
     def run(self) -> Result:
-        """Raises UsageError for a script that cannot be compared, ConfigError for a plan of which nothing fired, OSError."""
+        """Verify the script.
+
+        Raises:
+            UsageError: The script cannot be compared, or the log folder cannot be written.
+            ConfigError: No fault of the plan fired, or a run refused its plan.
+            Interrupted: A signal ended a run.
+            OSError: A log or plan file cannot be read or written.
+        """
         base = Path(self._settings.log_dir).absolute() / f"verify-{Path(self._settings.argv[0]).stem}"
         try:
             self._folder = trials.usable_name(base)
@@ -238,7 +249,7 @@ class Verification:
         return result
 
     def _explained(self, result: Result, clean: Digests, again: Digests, difference: Difference) -> Result:
-        """`difference`: of the run with faults `result.trial`."""
+        """Give `result` its verdict and cause. `difference`: of `result.trial`, the run with faults."""
         chance, _ = self._compared(clean, again)
         result.verdict, result.difference = DIFFERENT, difference
         if chance is not None:
@@ -249,7 +260,7 @@ class Verification:
         return result
 
     def _run_again(self, clean: Digests, progress: ProgressBar) -> Digests:
-        """What a second run without faults recorded: no difference is blamed on recovery that two such runs have, too."""
+        """Return the digests of a second run without faults, made once: recovery is not blamed for differences between two clean runs."""
         if self._again is None:
             trial = self._trial(_AGAIN, [], progress)
             self._need(trial)
@@ -282,7 +293,7 @@ class Verification:
         return trial
 
     def _need(self, trial: Trial) -> None:
-        """Raises UsageError for a run without faults that failed."""
+        """Raise UsageError if a run without faults failed."""
         if trial.code != EXIT_OK:
             _show_end(trial)
             raise UsageError(
@@ -311,7 +322,7 @@ class Verification:
         return digests.compare(clean, found, self._unstable), own
 
     def _read(self, clean: Digests, trial: Trial) -> Digests:
-        """Raises UsageError for a run that did not begin where the clean one did."""
+        """Read the digests of a run; raise UsageError if it did not begin with the clean run's first step."""
         found = digests.read(trial.digests)
         if found.first_step is not None and found.first_step != clean.first_step:
             raise UsageError(
@@ -322,7 +333,7 @@ class Verification:
         return found
 
     def _plans(self, clean: Digests) -> list[list[Kill]]:
-        """The kills of each run; one run without any of ours for a plan of the user's."""
+        """Return the planned kills of each run; a user's plan gets one run without planned kills."""
         if self._plan is not None:
             return [[]]
         if len(clean.ranks) == 1:
