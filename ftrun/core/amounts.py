@@ -1,4 +1,4 @@
-"""Writes amounts for people: counts, times, bytes."""
+"""Formats counts, times and sizes for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seconds(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """The length of a run: `9.3 s`, `12 min 5 s`, `3 h 4 min`."""
+    """Format a run's length, given in seconds: `9.3 s`, `12 min 5 s`, `3 h 4 min`."""
     whole = round(value)
     if whole < 60:
         return seconds(value)
@@ -37,5 +37,5 @@ def size(number: int) -> str:
 
 
 def place(step: int | None, epoch: int | None, end: int) -> str:
-    """A step's place in its run: `step 60`, or `epoch 3, step 8 of 40`. `end`: steps of the loop, 0 = not known."""
+    """Format a step's place in its run: `step 60`, or `epoch 3, step 8 of 40`. `end`: steps of the loop, 0 = not known."""
     return f"step {step}" if epoch is None else f"epoch {epoch}, step {step}" + (f" of {end}" if end else "")

@@ -1,7 +1,7 @@
-"""The codes that error messages end with, as in `[ftrun explain F305]`, each with its page in docs/errors. Pure data.
+"""Lists the codes that error messages end with, as in `[ftrun explain F305]`, each with its page in docs/errors. Pure data.
 
-A code is one kind of mistake or end, not one message. It is stable: a page may be renamed and a message reworded, a code stays,
-and a code that is not used any more is not given to something else. The writer of a message names its code.
+A code stands for one kind of mistake or end, not for one message. A code is stable: pages may be renamed and messages reworded, but a
+code stays, and a retired code is never reused. The code that raises an error names its code.
 """
 
 from __future__ import annotations
@@ -73,5 +73,5 @@ BY_NAME = {code.name: code for code in CODES}
 
 
 def read_on(name: str) -> str:
-    """The end of a message with that code."""
+    """Return the suffix of a message with that code, "" without a code."""
     return f" [ftrun explain {name}]" if name else ""

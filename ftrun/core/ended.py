@@ -1,6 +1,6 @@
-"""Runs that ended, by name, from any folder: a line for each in one file of this user. The journal in a run's log folder stays the truth.
+"""Lists this user's ended runs by name: one file holds a line for each. The journal in a run's log folder stays the truth.
 
-A run whose journal is gone is not listed, but its name is known. A file that cannot be written or read costs the names, nothing else.
+`ended_runs` omits a run whose journal is gone; `without_logs` lists it. If the file cannot be written or read, only the names are lost.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from ftrun.core import paths, shape
 
 _FILE = "ended.jsonl"
-_KEPT = 200  # lines, when the file has grown long
+_KEPT = 200  # lines that stay when the file exceeds _LONG
 _LONG = 256 << 10  # bytes
-_LINE_MAX = 8 << 10  # bytes of a line, as far as that is up to the arguments
-_PATIENCE = 1.0  # seconds for another run that writes its line
+_LINE_MAX = 8 << 10  # bytes of a line; a longer one loses arguments
+_PATIENCE = 1.0  # seconds to wait for the lock while another run writes its line
 
 _LINE = shape.record(
     {"run": shape.text, "logs": shape.text, "began": shape.number, "ended": shape.number},
@@ -35,7 +35,10 @@ _LINE = shape.record(
 
 @dataclass(frozen=True)
 class EndedRun:
-    """Unix times; `code` None = it was cut off. `name` is that of its log folder; `removed`: when ftrun removed that, 0 = never."""
+    """An ended run; times are unix times. `name`: of its log folder; `code`: exit code, None = the run was cut off.
+
+    `removed`: when ftrun removed the log folder, 0 = never.
+    """
 
     name: str
     logs: Path
@@ -52,7 +55,7 @@ class EndedRun:
 
 
 def add(raw: dict[str, Any], code: int | None) -> None:
-    """Write down that the run with this run.json has ended, if its journal is kept."""
+    """Record the end of the run with this run.json, if its journal exists."""
     logs = Path(str(raw.get("logs", "")))
     if not logs.is_absolute() or not os.path.isfile(logs / paths.JOURNAL):
         return
@@ -64,7 +67,7 @@ def add(raw: dict[str, Any], code: int | None) -> None:
 
 
 def forget(logs: Path, when: float) -> None:
-    """Write down that ftrun removed the logs of a run that ended at `when`."""
+    """Record that ftrun removed the logs of a run that ended at `when` (unix time)."""
     _write({"run": logs.name, "logs": str(logs.absolute()), "began": when, "ended": when, "removed": time.time()})
 
 
@@ -76,7 +79,7 @@ def _write(line: dict[str, Any]) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Raises OSError."""
+    """Append a line, and keep only the last lines of a long file; raise OSError if the file cannot be read or written."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         ours = _lock(fd)
@@ -107,23 +110,23 @@ def _lock(fd: int) -> bool:
 
 
 def can_be_named() -> bool:
-    """Will a run of this user be found by its name after its end, from any folder? Never raises: a name is no run's success."""
+    """Can this user's ended runs be listed by name? Never raises: no run may fail for want of a name."""
     path = _path()
     if os.path.lexists(path):
         return os.path.isfile(path) and os.access(path, os.R_OK | os.W_OK)
     folder = path.parent
-    while not os.path.exists(folder) and folder != folder.parent:  # one that may not be searched does not exist for us
+    while not os.path.exists(folder) and folder != folder.parent:  # a folder that we may not search does not exist for us
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)
 
 
 def ended_runs() -> list[EndedRun]:
-    """Ended runs, newest first; each log folder once."""
+    """Return the ended runs whose journal exists, newest first; each log folder once."""
     return [run for run in _all() if os.path.isfile(run.journal)]
 
 
 def without_logs() -> list[EndedRun]:
-    """Ended runs whose logs are gone, as `ended_runs` lists them."""
+    """Return the ended runs whose journal is gone, newest first; each log folder once."""
     return [run for run in _all() if not os.path.isfile(run.journal)]
 
 

@@ -1,4 +1,4 @@
-"""The variables torchrun gives a worker, split into those of the run and those of a rank."""
+"""Builds the environment variables that torchrun gives a worker: the variables of the run, and those of a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_variables(
     nccl_handling: str,
     nodes: int = 1,
 ) -> dict[str, str]:
-    """Variables that are the same for every worker of this node. `signals`: names of those that end the run."""
+    """Return the variables that are equal for all workers of this node. `signals`: names of the signals that end the run."""
     return {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local_world_size),
@@ -41,17 +41,17 @@ def run_variables(
 
 
 def rank_variables(rank: int, local_rank: int, group_rank: int = 0) -> dict[str, str]:
-    """Variables that a spare learns only when it takes over a rank."""
+    """Return the variables of a rank; a spare gets them when it takes over the rank."""
     return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "GROUP_RANK": str(group_rank), "ROLE_RANK": str(rank)}
 
 
 def virtual_variables(visible: str | None, local_rank: int) -> dict[str, str]:
-    """The variables that --virtual-local-rank changes: the worker sees only its GPU, as device 0.
+    """Return the variables that --virtual-local-rank changes: the worker sees only its GPU, as device 0.
 
-    `visible` is CUDA_VISIBLE_DEVICES of the launcher, None when unset.
+    `visible` is CUDA_VISIBLE_DEVICES of the launcher, None = unset.
 
     Raises:
-        UsageError: When it names too few.
+        UsageError: It names no device for `local_rank`.
     """
     device = str(local_rank)
     if visible is not None:

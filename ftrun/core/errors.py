@@ -1,12 +1,12 @@
-"""Errors by who must act, and the exit codes of a run. This file never imports torch."""
+"""Defines ftrun's errors, one class for each party that must act, and the exit codes of a run. This file never imports torch."""
 
 from __future__ import annotations
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_NOT_RUNNING, EXIT_NO_RUN = 3, 4  # of commands about a run
-EXIT_STALLED = 70  # EX_SOFTWARE: a repair came to a standstill, and again
+EXIT_NOT_RUNNING, EXIT_NO_RUN = 3, 4  # of commands that inspect or control a run
+EXIT_STALLED = 70  # EX_SOFTWARE: a repair stalled twice
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: this machine or installation lacks something that every run needs
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: no healthy device left, or too many replacements
 EXIT_CONFIG = 78  # EX_CONFIG: bad fault plan or configuration
@@ -17,8 +17,8 @@ class FtrunError(Exception):
     """Base of every error that ftrun raises on purpose.
 
     Attributes:
-        code: The exit code of a command that it stops.
-        explain: The code of its page, as in `ftrun explain F305`; "" = none, unless its reader knows a general one.
+        code: The exit code of a command that the error ends.
+        explain: The code of the error's page, as in `ftrun explain F305`; "" = none, and the caller may choose a general one.
     """
 
     code = EXIT_FAILED
@@ -47,9 +47,9 @@ class WorkerError(FtrunError):
 
 
 class NonFiniteError(FtrunError):
-    """Gradients or loss are not finite, and the update was about to be made; the message names rank and parameter.
+    """Gradients or loss are not finite before the update; the message names rank and parameter.
 
-    `final`: the run ends with it; otherwise everyone does the step again first.
+    `final`: the error ends the run; otherwise all ranks first redo the step.
     """
 
     explain = "F405"
@@ -70,7 +70,7 @@ class PlatformError(FtrunError):
 
 
 class NoRunError(FtrunError):
-    """There is no run to look at or to act on: EXIT_NO_RUN, or EXIT_NOT_RUNNING for one that ended or has not begun."""
+    """A command names no live run. `code`: EXIT_NO_RUN, or EXIT_NOT_RUNNING for a run that ended or has not begun."""
 
     explain = "F103"
 

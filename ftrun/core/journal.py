@@ -1,4 +1,4 @@
-"""Reading a journal, also while it is written. The launcher writes it: ftrun.host.rundir.journal."""
+"""Reads a journal, also while the launcher writes it (ftrun.host.rundir.journal)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _CHUNK = 1 << 20
 
 
 class Tail:
-    """The lines of a journal, as far as they are complete. `read` gives those that came since the last call.
+    """A reader of a journal's complete lines: `read` yields the lines that were added since the last call.
 
-    Keeps the file open, so that the last lines of a run can be read after its directory is gone.
+    It keeps the file open, so that it can read the last lines of a run after the run's directory is gone.
 
     Raises:
-        OSError
+        OSError: The file cannot be opened or read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class Tail:
 
 
 def whole(line: bytes) -> dict[str, Any] | None:
-    """One line, None when it is damaged."""
+    """Parse one line; return None if it is damaged."""
     try:
         raw = loads(line)
     except ValueError:
@@ -44,10 +44,10 @@ def whole(line: bytes) -> dict[str, Any] | None:
 
 
 def lines(path: Path, parse: Callable[[bytes], dict[str, Any] | None] = whole) -> Iterator[dict[str, Any]]:
-    """Every readable line of a journal.
+    """Yield every readable line of a journal.
 
     Raises:
-        OSError
+        OSError: The file cannot be opened or read.
     """
     tail = Tail(path)
     try:

@@ -1,4 +1,4 @@
-"""Runs as another process sees them: run.json read from a run directory. Never writes."""
+"""Looks up runs from another process: reads run.json from run directories. This file writes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RUN = shape.record(
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run directory as another process sees it, with the content of its run.json."""
+    """A run directory, with the content `raw` of its run.json."""
 
     run_id: str
     path: Path
@@ -34,20 +34,20 @@ class RunInfo:
 
     @property
     def started(self) -> float:
-        """Unix time at which the run was claimed."""
+        """Return the unix time at which the launcher claimed the run."""
         return float(self.raw["started"])
 
     def is_near(self) -> bool:
-        """Do its pids mean to us what they mean to it? Not in another container that shares the folder of runs."""
+        """Is the run in our pid namespace? A run in another container that shares the folder of runs is not."""
         return str(self.raw.get("pids", namespace())) == namespace()
 
     def alive(self) -> bool:
-        """Does its launcher still run, now?"""
+        """Does its launcher run now?"""
         return process_start(self.pid) == int(self.raw["start"])
 
 
 def read_run(path: Path) -> RunInfo | None:
-    """The run in directory `path`, None when it is not a run directory, or its run.json is damaged."""
+    """Read the run in directory `path`; return None if it is not a run directory, or its run.json is damaged."""
     try:
         raw = shape.loads((path / paths.RUN_FILE).read_bytes())
     except (OSError, ValueError):
@@ -56,21 +56,21 @@ def read_run(path: Path) -> RunInfo | None:
 
 
 def list_runs() -> list[RunInfo]:
-    """Live runs of this user, newest first."""
+    """Return this user's live runs, newest first."""
     found = (read_run(p) for p in paths.runs_root().iterdir() if not p.name.startswith("."))
     return sorted((r for r in found if r is not None and r.alive()), key=lambda r: -r.started)
 
 
 def find_run(run_id: str | None) -> RunInfo | None:
-    """The live run of that name, or the newest live one."""
+    """Return the live run of that name, or for None the newest live one; None if there is none."""
     return next((r for r in list_runs() if run_id in (None, r.run_id)), None)
 
 
 def live_run(run_id: str | None) -> RunInfo:
-    """The run that `find_run` finds.
+    """Return the run as `find_run` does.
 
     Raises:
-        NoRunError
+        NoRunError: There is none.
     """
     run = find_run(run_id)
     if run is None:
@@ -80,13 +80,13 @@ def live_run(run_id: str | None) -> RunInfo:
 
 
 def run_named(run_id: str) -> RunInfo | None:
-    """The run directory of that name, also one whose launcher is gone."""
+    """Return the run of that name, also if its launcher is gone; None if there is no such run directory."""
     root = paths.runs_root()
     return None if os.sep in run_id or run_id.startswith(".") else read_run(root / run_id)
 
 
 def owner_elsewhere(run_id: str) -> int | None:
-    """The other user who has a run of that name in a usual place, as far as we may look."""
+    """Return the user id of another owner of a run of that name in the usual places that we may read; None = no such run."""
     for root in (*Path("/dev/shm").glob("ftrun-*"), *Path("/tmp").glob("ftrun-*"), *Path("/run/user").glob("*/ftrun")):
         with contextlib.suppress(OSError):
             owner = os.stat(root / run_id).st_uid

@@ -1,7 +1,7 @@
-"""Checks of data that was read from a file, before anybody uses it. Small checks make up larger ones.
+"""Checks the shape of data from a file before other code uses it. Small checks combine into larger ones.
 
-A file of another version, a torn one or a forged one is turned down here, where it is read, and not by a TypeError where it
-is drawn. A check tells True or False and never raises; keys that nobody asks for may be there, as they are free for later.
+The reader of a file refuses another version's, a torn or a forged one here, so that no later code meets a TypeError. A check
+returns True or False and never raises. It ignores unknown keys, which later versions may use.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Check = Callable[[Any], bool]
 T = TypeVar("T")
-_DEEPEST = 24  # lists and objects within each other: beyond, showing them could exhaust the stack
-_LARGEST = 1e12  # of seconds and milliseconds: what a clock can still say
-_WORD = 1 << 64  # whole numbers are words of the board at most
+_DEEPEST = 24  # levels of nested lists and objects: printing deeper ones could exhaust the stack
+_LARGEST = 1e12  # the largest number of seconds or milliseconds that is accepted
+_WORD = 1 << 64  # whole numbers fit into a word of the board
 
 
 def loads(data: str | bytes) -> Any:
-    """The content of a JSON text in UTF-8.
+    """Parse a JSON text in UTF-8.
 
     Raises:
-        ValueError: Whatever is wrong with it.
+        ValueError: It is not UTF-8, not JSON, or nested too deeply.
     """
     try:
         value = json.loads(data.decode() if isinstance(data, bytes) else data)
@@ -52,16 +52,16 @@ def flag(value: Any) -> bool:
 
 
 def whole(value: Any) -> bool:
-    """-1 (none) or more: ranks, cells, steps, bytes, nanoseconds."""
+    """Is it a whole number from -1 (none) to 2**64 - 1, as ranks, cells, steps, bytes and nanoseconds are?"""
     return type(value) is int and -1 <= value < _WORD
 
 
 def number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _LARGEST  # not nan either
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # False for nan
 
 
 def digits(value: Any) -> bool:
-    """A whole number as the key of an object."""
+    """Is it the text of a whole number, as JSON writes a number that is a key?"""
     return isinstance(value, str) and value.isdecimal() and len(value) < 20
 
 
@@ -74,7 +74,7 @@ def listed(check: Check) -> Check:
 
 
 def row(*checks: Check) -> Check:
-    """A list with exactly these entries."""
+    """Return a check for a list with exactly these entries."""
     return lambda value: (
         isinstance(value, list)
         and len(value) == len(checks)
@@ -87,7 +87,7 @@ def mapped(check: Check, key: Check = text) -> Check:
 
 
 def record(needed: dict[str, Check], more: dict[str, Check] | None = None) -> Check:
-    """An object with the `needed` keys; those of `more` fit where they are there."""
+    """Return a check for an object with all `needed` keys; the keys of `more` may be absent."""
     every = {**needed, **(more or {})}
     return lambda value: (
         isinstance(value, dict)
@@ -96,15 +96,15 @@ def record(needed: dict[str, Check], more: dict[str, Check] | None = None) -> Ch
     )
 
 
-_types: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)  # of fields
+_types: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)  # the types of a dataclass's fields
 _PLAIN: dict[type, Check] = {str: text, bool: flag, int: whole, float: number}
 
 
 def typed(kind: type[T], raw: Any) -> T | None:
-    """The instance of a dataclass of which `asdict` and JSON have made `raw`; None for anything else.
+    """Rebuild the dataclass instance that `asdict` and JSON turned into `raw`; return None for anything else.
 
-    Fields with a default may be missing. Types of fields: plain ones, enumerations, dataclasses; tuple[T, ...], T | None,
-    dict[str, T], and dict[int, T], whose keys JSON makes texts of.
+    Fields with a default may be missing. A field's type may be a plain type, an enumeration, a dataclass, tuple[T, ...], T | None,
+    dict[str, T], or dict[int, T], whose keys are texts in JSON.
     """
     try:
         found: T = _typed(kind, raw)

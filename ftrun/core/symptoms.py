@@ -1,4 +1,4 @@
-"""Infers the fault from an exception or an exit code, and whose doing it is, with one sentence of evidence. Pure; all sides use it."""
+"""Infers the fault, the guilty party and a sentence of evidence from an exception or an exit code. Pure; launcher and workers use it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ftrun.core.faults import Fault
 
 @dataclass(frozen=True)
 class Symptom:
-    """A row of the table of blame: an exception of one of `kinds` (of any, if there are none) whose text has all of `words`.
+    """A row of the table of blame: it matches an exception of one of `kinds` (() = any) whose text matches all patterns in `words`.
 
-    `peer`: not the rank that raised it is guilty, it says no more than that another process is gone. `wait`: seconds that it is
-    held back outside of a loop for a stop that would explain it.
+    `peer`: the exception reports only that another process is gone; the rank that raised it is not guilty. `wait`: seconds for which
+    a rank outside a loop holds the exception back, until a stop explains it.
     """
 
     fault: Fault
@@ -30,14 +30,13 @@ class Symptom:
 
 _NO_SPACE = r"no space left on device|disk quota exceeded|insufficient shared memory|^\[Errno (28|122)\]"
 _SHARED_MEMORY = r"/dev/shm|shared memory|</?torch_|(?s:bus error.*shm)"
-# After one of these every later CUDA call of the process fails as well: only a new process helps. Out of memory is
-# not among them.
+# After such an error every later CUDA call of the process fails as well: only a new process helps. Out of memory is not such an error.
 _STICKY_CUDA = (
     r"CUDA (driver )?error: (?!.*out of memory)|cudaError(?!MemoryAllocation)[A-Z]\w+|CUDA_ERROR_(?!OUT_OF_MEMORY)\w+"
     r"|CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)|CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
     r"|device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
 )
-# What torch, Gloo, NCCL and the store say of a connection that ended in the middle of a collective, and of a peer that is not there.
+# Messages of torch, Gloo, NCCL and the store about a connection that ended in the middle of a collective, and about an absent peer.
 _CUT_OFF = r"closed by peer|reset by peer|broken pipe|remote process exited|ncclRemoteError"
 _NOT_THERE = (
     r"connection refused|connection was (likely )?closed|socket closed|communicator was aborted|collective operation timeout"
@@ -52,21 +51,21 @@ TABLE = (
     Symptom(Fault.NONFINITE, frozenset({"NonFiniteError"})),
     Symptom(Fault.MEMORY_FULL, words=(_NO_SPACE, _SHARED_MEMORY)),
     Symptom(Fault.DISK_FULL, words=(_NO_SPACE,)),
-    Symptom(Fault.CUDA, frozenset({"RuntimeError"}), (_STICKY_CUDA,), wait=grace.OUTSIDE),  # maybe a peer's memory is gone
-    # had a peer died, its death would have come first and stopped this rank: the link is the suspect
+    Symptom(Fault.CUDA, frozenset({"RuntimeError"}), (_STICKY_CUDA,), wait=grace.OUTSIDE),  # a peer's memory may be gone
+    # if a peer had died, its death would have stopped this rank first: the link is the suspect
     Symptom(Fault.LINK, _LOST, (_CUT_OFF,), peer=True, wait=grace.OUTSIDE),
     Symptom(Fault.EXCEPTION, frozenset({"DistBackendError"}), (_NOT_THERE,), peer=True, wait=grace.OUTSIDE),
     Symptom(Fault.EXCEPTION, _LOST, (_NOT_THERE,), peer=True),
     Symptom(Fault.EXCEPTION, frozenset({"DistBackendError"}), wait=grace.OUTSIDE),
     Symptom(Fault.EXCEPTION),
 )
-"""The first row that fits counts."""
+"""The first row that matches an exception decides."""
 
 _MESSAGE = 240
 
 
 def message(error: BaseException) -> str:
-    """The text of an exception; a script's own class may fail even at that."""
+    """Return the text of an exception, also if a script's own class raises in `__str__`."""
     try:
         return str(error)
     except Exception as failure:
@@ -74,12 +73,12 @@ def message(error: BaseException) -> str:
 
 
 def of_exception(error: BaseException) -> Symptom:
-    """The row of an exception that a script raised."""
+    """Return the row that matches an exception of the script."""
     return named((cls.__name__ for cls in type(error).__mro__), message(error))
 
 
 def named(kinds: Iterable[str], text: str) -> Symptom:
-    """The same of one that is known by the names of its classes, or of its own class."""
+    """Return the row that matches an exception, given the names of its classes (or of its own class only) and its text."""
     names = frozenset(kinds)
 
     def fits(row: Symptom) -> bool:
@@ -89,7 +88,7 @@ def named(kinds: Iterable[str], text: str) -> Symptom:
 
 
 def exception_evidence(kind: str, message: str, where: str = "") -> str:
-    """One line that names an exception; `where` is FILE:LINE."""
+    """Describe an exception in one line; `where` is FILE:LINE."""
     first = message.strip().split("\n")[0][:_MESSAGE]
     if not where:
         return f"{kind}: {first}" if first else kind
@@ -97,7 +96,7 @@ def exception_evidence(kind: str, message: str, where: str = "") -> str:
 
 
 def cause_of(code: int | None) -> str:
-    """The name of a death: `SIGKILL`, `exit 3`, or `died` while nothing is known."""
+    """Name the cause of a death: `SIGKILL`, `exit 3`, or `died` for an unknown exit code."""
     if code is None:
         return "died"
     if code > EXIT_SIGNAL:
@@ -107,7 +106,7 @@ def cause_of(code: int | None) -> str:
 
 
 def of_code(code: int | None) -> tuple[Fault, str]:
-    """The fault behind an exit code (128 + n: signal n; None: not known yet)."""
+    """Return the fault behind an exit code (128 + n = signal n, None = not known yet), and the evidence."""
     if code is None:
         return Fault.SIGNAL, "the lock that its threads hold while they live was lost"
     name = cause_of(code)

@@ -1,7 +1,7 @@
-"""Text from a script, a worker, a file or the network, made safe for a terminal. Every such text passes through here before it is printed.
+"""Makes text from a script, a worker, a file or the network safe for a terminal. All such text passes through here before ftrun prints it.
 
-An exception may hold whatever its script likes: an escape sequence would colour, move or erase what stands on the
-screen, a line break would begin a line that looks like ours.
+An exception's text may hold any characters: an escape sequence would colour, move or erase text on the screen, and a line
+break would begin a line that looks like ftrun's.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import re
 import sys
 from collections.abc import Sequence
 
-# control characters (also those of eight bits), what ends a line or turns the direction of writing, halves of a pair
+# control characters (also 8-bit ones), line ends, changes of the writing direction, surrogates
 _OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LEVELS = {"info": "36", "warning": "33", "error": "31"}  # cyan, yellow, red
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str) -> str:
-    r"""The text in one line, with every character that a terminal would obey spelled out, as in \u001b; JSON stays JSON."""
+    r"""Return the text in one line and escape every character that a terminal would obey, as in \u001b; JSON stays JSON."""
     return _OBEYED.sub(lambda found: _SHORT.get(found[0], f"\\u{ord(found[0]):04x}"), text)
 
 
 def page(text: str) -> str:
-    """`printable` of each line of a text."""
+    """Apply `printable` to each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def coloured(fd: int) -> bool:
-    """Is that a terminal on which colours are not forbidden?"""
+    """Is descriptor `fd` a terminal, and are colours allowed (NO_COLOR, TERM)?"""
     return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def sentence(text: str, level: str, colour: bool) -> str:
-    """A sentence of ours as a line without its end; `level` is info, warning or error."""
+    """Format a message of ftrun's as one line without the line end; `level` is info, warning or error."""
     if not colour:
         return f"ftrun: {printable(text)}"
     begin = _LEVELS[level]
@@ -41,13 +41,13 @@ def sentence(text: str, level: str, colour: bool) -> str:
 
 
 def tell(text: str) -> None:
-    """Say a sentence of ours on stderr."""
+    """Print a message of ftrun's on stderr."""
     level = "error" if text.startswith("error: ") else "info"
     print(sentence(text, level, coloured(2)), file=sys.stderr, flush=True)
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`: runs of three or more are drawn together."""
+    """Format ranks: `rank 3`, `ranks 0, 2-5`; three or more consecutive ranks become a range."""
     ordered = sorted(set(numbers))
     parts: list[str] = []
     at = 0

@@ -1,4 +1,4 @@
-"""TOML files of a user: read, or refused with file and line. The parser is imported only when there is something to read."""
+"""Reads a user's TOML files; an error names file and line. It imports the parser only when there is text to parse."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ftrun.core.errors import ConfigError
 
 
 def read_text(path: Path | str, what: str) -> str:
-    """The text of a file that is to hold `what`.
+    """Read a text file. `what` names its content in an error.
 
     Raises:
-        ConfigError
+        ConfigError: The file cannot be read, or is not UTF-8.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -25,10 +25,10 @@ def read_text(path: Path | str, what: str) -> str:
 
 
 def parse(path: Path | str, text: str) -> dict[str, Any]:
-    """The content of a TOML file.
+    """Parse the text of a TOML file.
 
     Raises:
-        ConfigError: With file and line, whatever is wrong with it.
+        ConfigError: The text is not valid TOML; the message names file and line.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -36,7 +36,7 @@ def parse(path: Path | str, text: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         return dict(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:  # ValueError: also for numbers with too many digits
+    except (ValueError, RecursionError) as error:  # a number with too many digits is a ValueError as well
         at = re.search(r"at line (\d+)", str(error))
         line = at[1] if at else str(text.count("\n") + 1)
         raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from None

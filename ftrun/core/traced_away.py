@@ -1,8 +1,8 @@
-"""Hooks that torch.compile leaves out of what it compiles.
+"""Makes hooks that leave no trace in a graph of torch.compile.
 
-torch.compile calls functions of `ftrun.worker` as they are (link/compiling.py), which cuts a compiled module in two at each of them: torch
-then compiles parts that it compiles as one under torchrun, and the last bits differ. This file lies outside `ftrun.worker`, so that torch
-looks into the hook, sees that it does nothing while it is traced, and compiles the module as if the hook were not there.
+torch.compile does not trace functions of `ftrun.worker` (link/compiling.py), so each call of one breaks the graph of a compiled module:
+torch then compiles two graphs where it compiles one under torchrun, and the last bits differ. This file lies outside `ftrun.worker`, so
+torch traces into the hook, sees that it does nothing while it is traced, and compiles the module as if there were no hook.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def traced_away(is_compiling: Callable[[], bool], hook: Callable[..., None]) -> 
     """Make a hook that a module calls when it runs uncompiled.
 
     Args:
-        is_compiling: `torch.compiler.is_compiling`, which torch replaces by True where it traces.
-        hook: Called with what torch gives to a hook.
+        is_compiling: `torch.compiler.is_compiling`, which torch replaces by True while it traces.
+        hook: Called with the arguments that torch passes to a hook.
     """
 
     def outside_of_graphs(*args: Any) -> None:

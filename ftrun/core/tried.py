@@ -1,4 +1,4 @@
-"""The releases of torch that ftrun was tried with."""
+"""Lists the releases of torch that ftrun was tried with."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ TORCH_RANGE, SHARDED_RANGE = _to_newest(TORCH_FROM), _to_newest(SHARDED_FROM)
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
+    """Return the leading numbers of a version: "2.13.0+cpu" -> (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,4 +1,4 @@
-"""Waiting for a condition that nothing rings for: by looking again, up to a deadline."""
+"""Polls for a condition that rings no bell, up to a deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_for(done: Callable[[], object], seconds: float, pause: float) -> bool:
-    """Look every `pause` seconds until `done()` holds; False when it did not within `seconds`."""
+    """Poll `done()` every `pause` seconds until it is true; return False if it is not true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() >= deadline:

@@ -1,9 +1,9 @@
-"""The board: one mmap'd file a node, where every process shows what it does and reads what it may do.
+"""The board: one mmap'd file per node, in which every process publishes its state and reads the state of the others.
 
-Each field is written by one side only (said beside it) and is an aligned 64-bit word, so a reader never sees half
-of one. The file outlives dead workers: the phase and step in which one died stay readable. The three bells (workers',
-launcher's, gate's) are 32-bit futex words: ring one after a change, and a lost ring costs latency only, since every
-wait has a deadline and looks again.
+Theory of operation. The file is a header (`Head`), then one cell (`F`) for each worker incarnation. Each field is an aligned 64-bit word,
+so a reader never sees half of a value. A comment beside a field names its one writer; only a few words of the header have more. The file
+outlives dead workers: the phase and step in which a worker died stay readable. The three bells (workers', launcher's, gate's) are
+32-bit futex words: a writer rings one after a change, and a lost ring costs latency only, since every wait has a deadline and looks again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ftrun.core.shared import gate
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 8
 CELL_BYTES = 2048
-ROWS_KEPT = 5  # attempts at a step whose phases stay readable, see ftrun.core.shared.steps
+ROWS_KEPT = 5  # the phases of that many attempts at a step stay readable, see ftrun.core.shared.steps
 ROW_WORDS = 8
-COUNTS = 16  # process groups of a rank whose collectives are counted on the board
+COUNTS = 16  # the board counts the collectives of that many process groups of a rank
 _CELLS_AT = 8192
 _WORD = 8
 _SHIFT_ZERO = 1 << 40
-RUN_WORDS = 224  # of one text about the run
+RUN_WORDS = 224  # words of one text about the run
 RUN_BYTES = (RUN_WORDS - 1) * 8
 OPENINGS_KEPT = 256
 
 
 class Head:
-    """Header fields: word index from the start of the file."""
+    """Header fields: word index from the start of the file. Comments name the writer; a restart of the world clears words 16 to 18."""
 
     MAGIC = 0
     VERSION = 1
@@ -45,44 +45,44 @@ class Head:
     WORLD_SIZE = 7
     FD_STORE_EPOCH = 8  # launcher: +1 for each fd store; workers send their descriptors again
     ENDING = 9  # launcher: 1 = the run ends, leave at once
-    ATTEMPT = 10  # launcher: how often the whole world was restarted
+    ATTEMPT = 10  # launcher: number of restarts of the whole world
     GATE_BELL = 11  # 32-bit futex word: rung at each arrival and opening, so that only ranks at the gate wake
-    REQUESTS = 12  # number of the newest fault or drain that a person asked for (ftrun.faults.requests)
+    REQUESTS = 12  # poster of a request: number of the newest request for a fault or drain (ftrun.faults.requests)
     WAITING = 14  # launcher: 1 = no healthy device for every rank; waits for a world go on
     RUN = 15  # launcher: number of the newest text about the run, which is in slot RUN % 2; 0 = there is none
-    DIFFER = 16  # worker that opens a gate: its number + 1, where ranks that should hold the same were seen to differ; 0 = nowhere yet
-    MADE = 17  # replacement: 1 = it made an update in place of a dead rank that no other rank can be compared with
-    EQUAL = 18  # worker that opens a gate: 1 = all ranks that should hold the same were equal when they were last compared
-    ROOM = 19  # launcher: cells that have memory, which are the first ones; to read another one where there is no room is a SIGBUS
-    RUN_TEXT = 64  # two slots of RUN_WORDS words: length in bytes, then the text
-    OPENINGS = 512  # written by the opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and when (ns)
+    DIFFER = 16  # worker that opens a gate: the first gate number + 1 at which replicas differed; 0 = none yet
+    MADE = 17  # replacement: 1 = it made an update in place of a dead rank that had no replica to compare with
+    EQUAL = 18  # worker that opens a gate: 1 = all replicas were equal at their last comparison
+    ROOM = 19  # launcher: number of cells that have memory, the first ones; reading a later one on a full file system is a SIGBUS
+    RUN_TEXT = 64  # launcher: two slots of RUN_WORDS words: length in bytes, then the text
+    OPENINGS = 512  # opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and the time of its opening (ns)
 
 
 class F:
-    """Cell fields: word index inside the cell of one worker incarnation. Written by the worker unless said."""
+    """Cell fields: word index inside the cell of one worker incarnation. The worker writes a field unless a comment names another."""
 
     PID = 0
     RANK = 1  # rank + 1; 0 = none yet (a spare)
-    GENERATION = 2  # generation it takes part in
+    GENERATION = 2  # the generation in which it takes part
     PHASE = 3  # see Phase
     STEP = 4  # step index + 1; 0 = before the loop
     ARRIVAL = 5  # gate.arrival(generation, step)
-    BEAT = 6  # CLOCK_MONOTONIC ns, by the native thread
+    BEAT = 6  # CLOCK_MONOTONIC ns, written by the native thread
     PROGRESS = 7  # ns of the last sign of life from Python
-    COLLECTIVE = 8  # see `collective_word`: the newest collective it entered since the step was handed out
+    COLLECTIVE = 8  # see `collective_word`: the newest collective that it entered since the hand-out of the step
     COLLECTIVE_NAME = 9  # first 8 bytes of its name
     COLLECTIVE_SINCE = 10  # ns
     FLAGS = 11  # see Flag
     ATTEMPT = 12  # Step.attempt
     DEVICE = 13  # device index + 1; 0 = cpu
-    PYTHON = 14  # ns, by the control thread: some Python of the process runs
-    WORK = 15  # ns of its own work in its last step, without waiting for others
-    # answers to a generation bump: the generation answered, and when (ns)
+    PYTHON = 14  # ns, written by the control thread: some Python thread of the process runs
+    WORK = 15  # ns of its own work in its last step, without waits for other ranks
+    # answers to a stop: the generation, and the time of the answer (ns)
     STOPPED = 16
     STOPPED_NS = 17
     CLEANED = 18
     CLEANED_NS = 19
-    READY = 20  # wants to rebuild its groups
+    READY = 20  # ready to rebuild its groups
     READY_NS = 21
     RESET = 22
     RESET_NS = 23
@@ -90,62 +90,62 @@ class F:
     RESTORED_NS = 25
     RESUMED = 26  # entered the resume step
     RESUMED_NS = 27
-    FIRST_DONE = 28  # completed the first step never committed before
+    FIRST_DONE = 28  # completed the first step that was not committed before
     FIRST_DONE_NS = 29
-    SOURCE = 30  # see Source: where its state came from in this generation
+    SOURCE = 30  # see Source: the source of its state in this generation
     SOURCE_BYTES = 31
     RAISED = 32  # generation in which its body raised; details: FailureNote
     RAISED_NS = 33
-    REDONE_NS = 34  # finished doing `resume` again
-    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; where they were seen: DoubtNote
+    REDONE_NS = 34  # time at which it finished step `resume` again
+    INEXACT = 35  # see Inexact: bit set of reasons why exactness is not promised; details: DoubtNote
     # written by the launcher
     EXITED = 36  # 1 = reaped
     EXIT_STATUS = 37  # exit code, or 128 + signal
-    FENCED = 38  # 1 = runs no more code, 2 = fence missed its deadline: do not adopt
+    FENCED = 38  # 1 = runs no more code, 2 = the fence missed its deadline: do not adopt
     FENCED_NS = 39
     DETECTED_NS = 40
     # written by the worker
     SHIFT = 41  # _SHIFT_ZERO + step index - gate number; 0 = not in a loop yet
-    # the transfer that it is in: bytes that arrived, bytes in all, and since when (ns); 0 = none
+    # the current transfer: bytes that arrived, total bytes, and its begin (ns); 0 = none
     MOVED = 42
     MOVE_TOTAL = 43
     MOVE_SINCE = 44
-    BUSY = 45  # see Busy: why it may go without a sign of life for long
+    BUSY = 45  # see Busy: reasons for a long time without a sign of life
     SUM = 46  # checksum of the replicated state
-    SUM_AT = 47  # see `sum_word`: at which gate that was
+    SUM_AT = 47  # see `sum_word`: the gate at which SUM was taken
     LIFE = 48  # a robust mutex of 64 bytes, see ftrun.native, held by the beat thread: its loss is the death of the process
-    NO_SOURCE = 72  # generation in which it found no source for its rank's state; see Flag.UNRESTORABLE
-    CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, nobody takes anything from there
-    UNCONNECTED = 74  # generation in which it could not be connected; why: UnconnectedNote
-    SETTLED = 75  # generation in which it is in the loop and takes nothing more from other ranks' memory
+    NO_SOURCE = 72  # generation in which it has no source for its rank's state; see Flag.UNRESTORABLE
+    CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, no rank copies from it
+    UNCONNECTED = 74  # generation in which it could not be connected; details: UnconnectedNote
+    SETTLED = 75  # generation in which it is in the loop and copies nothing more from other ranks' memory
     # written by the worker
-    INPUTS = 76  # digest of what protected models were called with in the step that INPUTS_AT names
+    INPUTS = 76  # digest of the inputs of protected models in the step that INPUTS_AT names
     INPUTS_AT = 77  # see `inputs_word`
     PYTHON_SUM = 78  # checksum of the optimizers' hyperparameters, as of SUM_AT
-    REPLICAS = 79  # checksum of the ranks that hold the same as this one, itself among them; 0 = nobody is known to
+    REPLICAS = 79  # checksum of the list of its replicas, itself among them; 0 = none is known
     # written by the worker: the phases of its last steps, see ftrun.core.shared.steps
     FIRST_ROW = 80  # ROWS_KEPT rows of ROW_WORDS words
-    ROWS = 120  # rows ever begun
+    ROWS = 120  # number of rows begun so far
     EPOCH = 121  # epoch of job.epochs + 1; 0 = none
     LOOP_END = 122  # step index after the last one of its loop; 0 = not in a loop yet
-    ENDS = 123  # loops, and calls between loops, that it passed: each ends at a gate that is no step's
-    MISSED = 124  # gate number + 1 of the step that it took a rank over at, without what the script did since the body before; 0 = none
-    # written by the worker: who waits for whom, see ftrun.control.waits
-    PEER = 128  # rank + 1 that the send or receive in COLLECTIVE is with; 0 = it is a collective
-    FIRST_COUNT = 129  # COUNTS words: of each group, `collective_word` of its collectives since the hand-out, + 1
-    COUNTED = 145  # generation in which that count began: only such of one generation can be compared
-    COLLECTIVE_ENDED = 146  # ns of the end of its newest collective that is over
-    CUT = 147  # generation + 1 in which a collective of its failed, as one over connections that were closed does; 0 = none
+    ENDS = 123  # number of loops, and calls between loops, that it passed: each ends at a virtual gate
+    MISSED = 124  # gate number + 1 of the step at which it took over a rank, without the script's work since the body before; 0 = none
+    # written by the worker: the ranks that it waits for, see ftrun.control.waits
+    PEER = 128  # rank + 1 of the peer of the send or receive in COLLECTIVE; 0 = it is a collective
+    FIRST_COUNT = 129  # COUNTS words: for each group, `collective_word` of the number of its collectives since the hand-out + 1
+    COUNTED = 145  # generation in which that count began: only counts of one generation are comparable
+    COLLECTIVE_ENDED = 146  # ns of the end of the newest collective that it completed
+    CUT = 147  # generation + 1 in which one of its collectives failed, as after a closed connection; 0 = none
     # written by the worker: gate number + 1 of the host snapshot in each of its two halves, 0 = none, or being written
     FIRST_HALF = 148
-    # written by the worker: of the bodies that its checks looked at as a whole, how many, and the gate number + 1 of the last; 0 = none
+    # written by the worker: number of looks (bodies with the expensive checks), and the gate number + 1 of the last; 0 = none
     LOOKS = 150
     LOOKED_AT = 151
     LEFT_OUT = 152  # number of names in its LeftOutNote
 
 
 class Phase(enum.IntEnum):
-    """The part of its step that a rank is in, for people and for fault injection. No decision reads it."""
+    """A rank's part of its step, for people, fault injection and detectors. No decision about a repair reads it."""
 
     START = 0
     IDLE = 1
@@ -160,12 +160,12 @@ _PHASE_NAMES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def phase_name(word: int) -> str:
-    """The name of a value of F.PHASE, also of one outside Phase."""
+    """Return the name of a value of F.PHASE, also of one outside Phase."""
     return _PHASE_NAMES.get(word, f"phase {word}")
 
 
 class Flag(enum.IntFlag):
-    """Milestones of a worker incarnation; bits are only ever added."""
+    """Milestones of a worker incarnation. The worker clears only LOOP_DONE and LEFT again."""
 
     ALIVE = 1  # its liveness lock is held
     PARKED = 2  # a spare waits for a rank
@@ -174,16 +174,16 @@ class Flag(enum.IntFlag):
     LOOPING = 16  # the first step was handed out
     LOOP_DONE = 32  # passed the virtual gate of its last loop (cleared when another loop starts)
     EXITING = 64  # the script ended normally
-    UNRESTORABLE = 128  # a replaced rank found no source for its state; why: UnrestorableNote
+    UNRESTORABLE = 128  # a replacement has no source for its state; details: UnrestorableNote
     SCRIPT = 256  # the script's first line comes next
     STEPPED = 512  # an optimizer of the script took a step
-    LEFT = 1024  # an exception left a body or a job.call of the script: nobody's collectives get what this rank owed them
+    LEFT = 1024  # an exception left a body or a job.call of the script: this rank will not enter the collectives that others wait in
     ANEW = 2048  # its process gives the liveness lock up and becomes a fresh interpreter
-    HELD_ANEW = 4096  # which holds it again
+    HELD_ANEW = 4096  # the fresh interpreter holds the liveness lock again
 
 
 class Busy(enum.IntFlag):
-    """Reasons why a worker may go without a sign of life for longer than a step takes, and at which kind of gate it is."""
+    """Reasons why a worker may give no sign of life for longer than a step takes, and the kind of gate at which it is."""
 
     FIRST = 1  # this process has completed no body yet
     COMPILING = 2
@@ -222,7 +222,7 @@ class Inexact(enum.IntFlag):
 
 
 class Cell:
-    """One worker incarnation's fields. `cell[F.STEP]` reads, `cell[F.STEP] = 3` publishes (release order)."""
+    """The fields of one worker incarnation. `cell[F.STEP]` reads one, `cell[F.STEP] = 3` publishes one (release order)."""
 
     __slots__ = ("_base", "_words", "address", "index")
 
@@ -239,11 +239,11 @@ class Cell:
         self._words[self._base + field] = value
 
     def words(self) -> memoryview:
-        """All words of the cell, for callers that read or write many; each write is one word, as by `cell[field]`."""
+        """Return all words of the cell, for callers that read or write many; each write is one word, as by `cell[field]`."""
         return self._words[self._base : self._base + CELL_BYTES // _WORD]
 
     def field_address(self, field: int) -> int:
-        """Address of a field in this process, for native calls."""
+        """Return the address of a field in this process, for native calls."""
         return self.address + field * _WORD
 
     def add_flag(self, flag: Flag) -> None:
@@ -269,13 +269,13 @@ class Cell:
 
     @property
     def shift(self) -> int:
-        """Step index minus gate number of the loop it is in (they part after a first loop or a loaded checkpoint)."""
+        """Return step index minus gate number in its loop (they differ after a first loop or a loaded checkpoint)."""
         raw = self[F.SHIFT]
         return raw - _SHIFT_ZERO if raw else 0
 
     @property
     def gate_number(self) -> int | None:
-        """The gate number of the step that it is in; unlike the index it does not come again in another epoch."""
+        """Return the gate number of its step, which unlike the step index does not recur in another epoch; None before the loop."""
         return None if self.step is None else self.step - self.shift
 
     def set_shift(self, shift: int) -> None:
@@ -283,7 +283,7 @@ class Cell:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of job.epochs; None for a script without."""
+        """Return the epoch of job.epochs, None for a script without it."""
         raw = self[F.EPOCH]
         return raw - 1 if raw else None
 
@@ -296,8 +296,8 @@ class Board:
     """The mapped file. `create` makes a zeroed one of `cells` cells; `open` maps an existing one.
 
     Raises:
-        PlatformError: When the file is not a board of this version.
-        OSError: From the system calls.
+        PlatformError: The file is not a board of this version.
+        OSError: The file cannot be made, opened or mapped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -321,7 +321,7 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, cells: int) -> Board:
-        """A reader never sees an unfinished one: it is made under another name."""
+        """Make a board and map it. It gets its name when it is complete, so a reader never sees an unfinished one."""
         unfinished = path.with_suffix(".new")
         fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -336,14 +336,14 @@ class Board:
 
     @staticmethod
     def make_room(path: Path, cell: int) -> None:
-        """Have memory behind a cell before anybody reads or writes there: without, a full file system is a SIGBUS.
+        """Allocate the memory of a cell before any process reads or writes it: on a full file system an access is a SIGBUS.
 
         Raises:
-            OSError
+            OSError: The file system is full.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # those before it as well: one that found no room earlier is read, too
+            # allocate the earlier cells as well: one whose allocation failed before is read, too
             os.posix_fallocate(fd, _CELLS_AT, (cell + 1) * CELL_BYTES)
             before = int.from_bytes(os.pread(fd, _WORD, Head.ROOM * _WORD), "little")
             os.pwrite(fd, max(before, cell + 1).to_bytes(_WORD, "little"), Head.ROOM * _WORD)
@@ -365,7 +365,7 @@ class Board:
         self._words[field] = value
 
     def show_run(self, text: bytes) -> None:
-        """Publish a text about the whole run for `run_text`. One above RUN_BYTES has no place and is not shown."""
+        """Publish a text about the whole run for `run_text`; ignore a text longer than RUN_BYTES."""
         if len(text) > RUN_BYTES:
             return
         number = self[Head.RUN] + 1
@@ -375,23 +375,23 @@ class Board:
         self[Head.RUN] = number
 
     def run_text(self) -> bytes:
-        """The newest text of `show_run`, empty before the first."""
+        """Return the newest text of `show_run`, empty before the first."""
         while number := self[Head.RUN]:
             at = Head.RUN_TEXT + number % 2 * RUN_WORDS
             text = self._map[(at + 1) * _WORD : (at + 1) * _WORD + min(self[at], RUN_BYTES)]
-            if self[Head.RUN] == number:  # else this slot may be written by now
+            if self[Head.RUN] == number:  # else a writer may have reached this slot
                 return text
         return b""
 
     def show_opening(self, number: int, now: int) -> None:
-        """The caller opened gate `number` at `now`, ns. For people; decides nothing."""
+        """Record that the caller opened gate `number` at `now`, ns. The record is for people; no decision reads it."""
         words, at = self._words, Head.OPENINGS + number % OPENINGS_KEPT * 2
         words[at] = 0
         words[at + 1] = now
         words[at] = number + 1
 
     def openings(self, last: int) -> list[int]:
-        """The times at which the newest gates up to `last` opened, ns, oldest first; no gate between them is missing."""
+        """Return the opening times (ns) of the newest consecutive gates up to `last`, oldest first."""
         slots = self._words[Head.OPENINGS : Head.OPENINGS + 2 * OPENINGS_KEPT].tolist()
         times: list[int] = []
         for number in range(last, max(-1, last - OPENINGS_KEPT), -1):
@@ -402,39 +402,39 @@ class Board:
         return times[::-1]
 
     def cell(self, index: int) -> Cell:
-        """The cell of incarnation `index`. IndexError outside the board."""
+        """Return the cell of incarnation `index`; raise IndexError outside the board."""
         if not 0 <= index < self.cells:
             raise IndexError(f"cell {index} of {self.cells}")
         return Cell(self._words, self.address, index)
 
     def column(self, field: int, cells: int) -> list[int]:
-        """One field of the first `cells` cells; quick also for thousands of them."""
+        """Return one field of the first `cells` cells, in one copy."""
         stride = CELL_BYTES // _WORD
         first = _CELLS_AT // _WORD + field
         return self._words[first : first + cells * stride : stride].tolist()
 
     def gate(self) -> int:
-        """The raw gate word (acquire)."""
+        """Return the raw gate word (acquire)."""
         return native.load64(self._gate_address)
 
     def generation(self) -> int:
-        """The generation in the gate word, by a plain read."""
+        """Return the generation in the gate word, by a plain read."""
         return self._words[Head.GATE] >> gate.GENERATION_SHIFT
 
     def words_of_gate(self) -> memoryview:
-        """The gate word alone, for callers that read it many times a step by a plain read, and look again anyway."""
+        """Return a view of the gate word alone, for callers that read it often by a plain read and look again anyway."""
         return self._words[Head.GATE : Head.GATE + 1]
 
     def requests(self) -> int:
-        """Number of the newest request for a fault or a drain; passed as often as `generation`."""
+        """Return the number of the newest request for a fault or a drain, by a plain read."""
         return self._words[Head.REQUESTS]
 
     def swap_gate(self, expected: int, desired: int) -> bool:
-        """Compare and swap the gate word; True when it was `expected`. Rings nobody."""
+        """Compare and swap the gate word; return True if it was `expected`. The caller rings."""
         return native.cas64(self._gate_address, expected, desired) == expected
 
     def ring_workers(self) -> None:
-        """Wake every worker, wherever it waits: after a stop, a publication, a fence."""
+        """Wake every worker, wherever it waits, after a stop, a publication or a fence."""
         native.bell_ring(self._worker_bell)
         native.bell_ring(self._gate_bell)
 
@@ -446,40 +446,40 @@ class Board:
         return native.load32(self._gate_bell)
 
     def wait_gate(self, seen: int, timeout: float) -> bool:
-        """Wait as `wait_workers`, for the gate's bell."""
+        """Wait for the gate's bell, as `wait_workers` does."""
         return native.bell_wait(self._gate_bell, seen, timeout)
 
     def ring_launcher(self) -> None:
         native.bell_ring(self._launcher_bell)
 
     def worker_bell(self) -> int:
-        """The bell's count: read it, look at the board, then wait with it, and no ring is missed."""
+        """Return the bell's count. Read it, look at the board, then wait with it, so that no ring is missed."""
         return native.load32(self._worker_bell)
 
     def launcher_bell(self) -> int:
         return native.load32(self._launcher_bell)
 
     def wait_workers(self, seen: int, timeout: float) -> bool:
-        """Sleep (GIL released) until the workers' bell is rung after `seen` or `timeout` seconds; True = rung."""
+        """Sleep (GIL released) until the workers' bell rings after `seen`, or for `timeout` seconds; return True if it rang."""
         return native.bell_wait(self._worker_bell, seen, timeout)
 
     @property
     def gate_address(self) -> int:
-        """Address of the gate word in this process, for native calls."""
+        """Return the address of the gate word in this process, for native calls."""
         return self._gate_address
 
     def wait_launcher(self, seen: int, timeout: float) -> bool:
-        """Wait as `wait_workers`, for the launcher's bell: milestones, answers to a stop, injected faults."""
+        """Wait for the launcher's bell, as `wait_workers` does: milestones, answers to a stop, injected faults."""
         return native.bell_wait(self._launcher_bell, seen, timeout)
 
 
 def name_word(name: str) -> int:
-    """The first 8 bytes of an ASCII name as the word for F.COLLECTIVE_NAME."""
+    """Pack the first 8 bytes of an ASCII name into the word for F.COLLECTIVE_NAME."""
     return int.from_bytes(name.encode("ascii", "replace")[:8].ljust(8, b"\0"), "little")
 
 
 def word_name(word: int) -> str:
-    """Inverse of `name_word`."""
+    """Invert `name_word`."""
     return word.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")
 
 
@@ -490,36 +490,36 @@ _FULL_NAMES = {
 
 
 def collective_name(word: int) -> str:
-    """The name in F.COLLECTIVE_NAME; the plain one of those that begin in the same way."""
+    """Return the collective's full name for F.COLLECTIVE_NAME; of names with the same beginning, the plain one."""
     short = word_name(word).lstrip("_")
     return _FULL_NAMES.get(short, short)
 
 
 def collective_word(group: int, number: int) -> int:
-    """F.COLLECTIVE: `group` is 0 for the whole world, else a hash of its ranks; `number` counts its collectives from 1."""
+    """Pack F.COLLECTIVE: `group` is 0 for the whole world, else a hash of its ranks; `number` counts its collectives from 1."""
     return (group & 0xFFFFFFFF) << 32 | (number & 0xFFFFFFFF)
 
 
 def collective_of(word: int) -> tuple[int, int]:
-    """Inverse of `collective_word`."""
+    """Invert `collective_word`."""
     return word >> 32, word & 0xFFFFFFFF
 
 
 def sum_word(gate_number: int, trusted: bool) -> int:
-    """F.SUM_AT: at which gate F.SUM was taken; `trusted`: all replicas were equal before."""
+    """Pack F.SUM_AT: the gate at which F.SUM was taken; `trusted`: all replicas were equal before."""
     return (gate_number + 1) << 1 | trusted
 
 
 def inputs_word(number: int, calls: int) -> int:
-    """F.INPUTS_AT: gate number of the step, and how many calls of models the digest is of."""
+    """Pack F.INPUTS_AT: gate number of the step, and the number of model calls in the digest."""
     return (number + 1) << 16 | min(calls, 0xFFFF)
 
 
 def inputs_of(word: int) -> tuple[int, int]:
-    """Inverse of `inputs_word`; gate -1 = none."""
+    """Invert `inputs_word`; gate -1 = none."""
     return (word >> 16) - 1, word & 0xFFFF
 
 
 def sum_of(word: int) -> tuple[int, bool]:
-    """Inverse of `sum_word`; gate -1 = none was taken."""
+    """Invert `sum_word`; gate -1 = no sum was taken."""
     return (word >> 1) - 1, bool(word & 1)

@@ -1,6 +1,6 @@
-"""Turns a worker's process into a fresh interpreter, which finds its spec in memory, by a descriptor in a variable.
+"""Turns a worker's process into a fresh interpreter. A variable names a descriptor of the memory that holds the interpreter's spec.
 
-Not in the variable itself: the kernel allows 128 KiB for one, and a command line may be longer.
+The variable does not hold the spec itself: the kernel allows 128 KiB for one, and a command line may be longer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _VARIABLE = "FTRUN_SPEC"
 
 
 def become(spec: dict[str, Any], variables: Mapping[str, str]) -> NoReturn:
-    """Go on as `spec["interpreter"]`, an argument vector. `variables`: the environment.
+    """Replace this process by `spec["interpreter"]`, an argument vector. `variables`: the environment.
 
     Raises:
-        OSError
+        OSError: The interpreter cannot be started.
     """
     fd = wire.enclose(json.dumps(spec).encode())
     os.set_inheritable(fd, True)
@@ -27,6 +27,6 @@ def become(spec: dict[str, Any], variables: Mapping[str, str]) -> NoReturn:
 
 
 def spec() -> dict[str, Any]:
-    """The spec that `become` was given, in the interpreter that it began."""
+    """Return the spec that was passed to `become`, in the interpreter that it started."""
     found: dict[str, Any] = json.loads(wire.disclose(int(os.environ.pop(_VARIABLE))))
     return found

@@ -1,8 +1,14 @@
 """The gate word: (generation, closed, last) in one 64-bit word, and the rules that move it.
 
-Pure functions on integers; no clock, no I/O. The worker, the launcher and the exhaustive test all use these
-and nothing else, so what the test explores is what runs. "Step" here is a gate number: the loop's step index
-plus the number of loops already ended (each loop ends with a virtual gate).
+Theory of operation. A rank stores its arrival in its cell. When all ranks of the world have arrived at gate `last` + 1, one of them swaps
+in the word with `last` + 1, and every rank whose gate is at most `last` passes. The launcher stops the world with a closed word of
+a later generation, in which no gate opens: a waiting rank then leaves its body. All ranks read the same `last` from a closed word, so a
+step passes on all ranks or on none. The launcher then lets the new generation run (`reopened`); for a rollback it first moves `last`
+back (`decided`).
+
+These are pure functions on integers, without clock or I/O. The worker, the launcher and the exhaustive test use these and nothing else, so
+the test explores the code that runs. "Step" here is a gate number: the loop's step index plus the number of virtual gates before it (each
+loop ends with one).
 """
 
 from __future__ import annotations
@@ -27,33 +33,33 @@ class GateWord(NamedTuple):
 
 
 def pack(word: GateWord) -> int:
-    """The word as an unsigned 64-bit integer (23 bits generation, 1 bit closed, 40 bits last + 1)."""
+    """Pack the word into an unsigned 64-bit integer (23 bits generation, 1 bit closed, 40 bits last + 1)."""
     return (word.generation << GENERATION_SHIFT) | (_CLOSED if word.closed else 0) | (word.last + 1)
 
 
 def unpack(raw: int) -> GateWord:
-    """Inverse of `pack`."""
+    """Invert `pack`."""
     return GateWord(raw >> GENERATION_SHIFT, bool(raw & _CLOSED), (raw & _LAST_MASK) - 1)
 
 
 def arrival(generation: int, step: int) -> int:
-    """The word that a rank stores in its own cell when it arrives at gate `step` in `generation` (0 = never arrived)."""
+    """Return the word that a rank stores in its own cell when it arrives at gate `step` in `generation` (0 = never arrived)."""
     return (generation << GENERATION_SHIFT) | (step + 1)
 
 
 def verdict(raw: int, generation: int, step: int) -> str:
-    """May a rank of `generation` that arrived at gate `step` go on? PASS, WAIT or STOPPED (leave the body)."""
+    """Return PASS, WAIT or STOPPED (leave the body) for a rank of `generation` that arrived at gate `step`."""
     if raw & _LAST_MASK > step:
         return PASS
     return WAIT if raw >> GENERATION_SHIFT == generation else STOPPED
 
 
 def opened(raw: int, generation: int, step: int, arrivals: Iterable[int]) -> int | None:
-    """The word to swap in to open gate `step`, or None while that is not proven to be right.
+    """Return the word to swap in to open gate `step`, or None while the gate must stay shut.
 
-    `arrivals` are the arrival fields of *every* rank of the world, read after `raw`. One beyond `step` in the same
-    generation counts: a rank of another node, whose own word opened first, may be a gate ahead. On one node they are
-    all equal when the gate may open.
+    `arrivals` are the arrival fields of *every* rank of the world, read after `raw`. An arrival beyond `step` in the same
+    generation counts: a rank of another node, whose own word opened first, may be a gate ahead. On one node all
+    arrivals are equal when the gate may open.
     """
     before = (generation << GENERATION_SHIFT) | step  # not closed, last = step - 1
     if raw != before:
@@ -66,7 +72,7 @@ def opened(raw: int, generation: int, step: int, arrivals: Iterable[int]) -> int
 
 
 def closed(raw: int, generation: int) -> int | None:
-    """The word to swap in to stop the world: `generation`, closed, `last` kept; None when it is that far already.
+    """Return the word that stops the world: `generation`, closed, the same `last`; None if the word has that generation already.
 
     `generation` may be more than one ahead: worlds after the loop are not closed on the gate.
     """
@@ -77,12 +83,12 @@ def closed(raw: int, generation: int) -> int | None:
 
 
 def decided(raw: int, resume: int) -> int:
-    """A closed word with the decision written back: ranks still waiting at gate `resume` - 1 then pass."""
+    """Return a closed word whose last opened gate is `resume` - 1: gates from `resume` on count as not opened, earlier ones pass."""
     return pack(unpack(raw)._replace(last=resume - 1))
 
 
 def reopened(raw: int, generation: int) -> int | None:
-    """The word that lets `generation` run, or None when a later generation already stopped it."""
+    """Return the word that lets `generation` run, or None if a later generation stopped it, or it runs already."""
     word = unpack(raw)
     if word.generation != generation or not word.closed:
         return None

@@ -1,6 +1,6 @@
-"""The 64 bytes that travel beside the descriptor of a kept segment and describe it, the same in every process.
+"""Packs handles: the 64 bytes that travel beside a segment's descriptor and describe it, equal in every process.
 
-A process that is handed a descriptor can refuse it before it maps it: wrong kind, device or size, or one of another generation.
+A process that receives a descriptor can refuse a wrong kind, device, size or generation before it maps the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Handle:
-    """`device`: UUID of the GPU (16 bytes, zeros for HOST). `size` in bytes. `generation`: of the world it is for, 0 = of any."""
+    """A segment's description. `device`: UUID of the GPU (16 bytes, zeros for HOST); `size` in bytes; `generation`: 0 = any."""
 
     kind: Kind
     size: int
@@ -32,15 +32,15 @@ class Handle:
     generation: int = 0
 
     def pack(self) -> bytes:
-        """The 64 bytes."""
+        """Pack the handle into its 64 bytes."""
         return _FORMAT.pack(_MAGIC, _VERSION, self.kind, self.device, self.size, self.generation)
 
     @staticmethod
     def unpack(data: bytes) -> Handle:
-        """Inverse of `pack`.
+        """Invert `pack`.
 
         Raises:
-            ValueError: For anything else.
+            ValueError: `data` is not a handle of this version.
         """
         if len(data) != BYTES:
             raise ValueError(f"a segment's handle has {BYTES} bytes, not {len(data)}")

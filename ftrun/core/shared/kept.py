@@ -1,4 +1,4 @@
-"""The values of its script that a run keeps, in words. For people; decides nothing."""
+"""Describes the values of the script that a run keeps, for people; no decision reads it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ftrun.core.shared.notes import KeptNote
 
 
 def in_words(kept: KeptNote) -> str:
-    """Their number, and the largest of them; `kept` has some."""
+    """Format the number of the values and the largest of them; `kept` must have some."""
     largest, number = max(kept.values, key=lambda copy: copy.bytes), number_of(kept)
     which = "" if number == 1 else f"the largest {'is' if len(largest.names) == 1 else 'are'} "
     return f"{count(number, 'value')} of the script's own, {which}{_joined(largest.names)} ({size(largest.bytes)})"
 
 
 def number_of(kept: KeptNote) -> int:
-    """The number of its names."""
+    """Count the names of a note."""
     return sum(len(copy.names) for copy in kept.values)
 
 
 def _joined(names: Sequence[str]) -> str:
-    """The names of one copy, in words."""
+    """Join the names of one copy in words."""
     *first, last = names or ("",)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def listing(kept: KeptNote | None, not_kept: Mapping[str, str]) -> list[str]:
-    """A line for each name, the largest copy first; no line when nothing is known."""
+    """Return a line for each copy, the largest first, and one for each name that is not kept; [] if nothing is known."""
     lines: list[str] = []
     if kept is not None:
         what = f"{count(number_of(kept), 'value')} of the script's own" if kept.values else "no value of the script's own"

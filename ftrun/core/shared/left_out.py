@@ -1,4 +1,4 @@
-"""Names that the loop changes and the workers of a run do not keep, and why."""
+"""Collects the names of values that the loop changes and the workers do not keep, with the reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 6  # names in one line
 
 
 def reasons(run_dir: Path) -> dict[str, str]:
-    """The reasons that all workers give, by name; "" = nobody knows."""
+    """Return the reasons in all workers' notes, by name; "" = no worker knows the reason."""
     found: dict[str, str] = {}
     for note in notes.read_all(notes.LeftOutNote, run_dir):
         for name, why in note.names.items():
@@ -20,7 +20,7 @@ def reasons(run_dir: Path) -> dict[str, str]:
 
 
 def shown(left_out: list[str], why: Mapping[str, str] | None = None) -> str:
-    """The names in one line, with the reasons that are given."""
+    """Format the names in one line, with their known reasons."""
     more = len(left_out) - _SHOWN
     said = [f"{name} ({why[name]})" if why and why.get(name) else name for name in left_out[:_SHOWN]]
     return ", ".join(said) + (f" and {more} more" if more > 0 else "")

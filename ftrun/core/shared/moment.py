@@ -1,4 +1,4 @@
-"""The place of a rank in its run, in words for people: in a part of a step, or between steps and loops. No decision reads it."""
+"""Describes a rank's place in its run for people: a part of a step, or a place between steps and loops. No decision reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ftrun.core.amounts import place
 from ftrun.core.shared.board import Busy, Cell, F, Phase, phase_name
 
-# what a rank does where no step is; beside the names of the phases of a step
+# the parts of a run outside a step; they add to the names of a step's phases
 CALL, CALL_AFTER, LOOP_END, AFTER_LOOP = "call", "call after loop", "loop end", "after loop"
 _WITHOUT_STEP = {int(Phase.IDLE): CALL_AFTER, int(Phase.GATE): LOOP_END, int(Phase.DONE): AFTER_LOOP}
 
@@ -35,12 +35,12 @@ _LONG = {
 
 
 def phase_of(cell: Cell) -> str:
-    """The phase of its step that a worker is in, or what it does where no step is."""
+    """Return the name of a worker's phase, or of its part of the run outside a step."""
     return phase_from(cell[F.PHASE], cell[F.BUSY], cell[F.STEP], cell[F.LOOP_END])
 
 
 def phase_from(phase: int, busy: int, step: int, end: int) -> str:
-    """`phase_of` a cell with these words on the board."""
+    """Return `phase_of` a cell with these words on the board."""
     beyond = step > end > 0
     if busy & (Busy.CALL | Busy.AT_CALL_END):
         return CALL_AFTER if beyond else CALL
@@ -49,8 +49,9 @@ def phase_from(phase: int, busy: int, step: int, end: int) -> str:
 
 @dataclass(frozen=True)
 class Moment:
-    """`step`: the one it is in, or the number of those that its loop had; None before the first. `epoch` of job.epochs; `end`:
-    steps of the loop, 0 = not known."""
+    """A rank's place in its run. `step`: its step, or after the loop the loop's number of steps; None before the first step.
+
+    `epoch`: of job.epochs; `end`: steps of the loop, 0 = not known."""
 
     phase: str
     step: int | None
@@ -59,22 +60,22 @@ class Moment:
 
     @classmethod
     def of(cls, cell: Cell) -> Moment:
-        """The moment that the worker is in now, or was in when it died."""
+        """Return the worker's current moment, or the moment of its death."""
         return cls(phase_of(cell), cell.step, cell.epoch, cell[F.LOOP_END])
 
     @classmethod
     def told(cls, facts: Mapping[str, Any]) -> Moment:
-        """The moment that the journal notes of a rank that failed."""
+        """Return the moment that the journal recorded for a rank that failed."""
         return cls(str(facts.get("phase", "")), facts.get("step"), facts.get("epoch"), int(facts.get("end", 0)))
 
     @property
     def in_step(self) -> bool:
-        """Is it in a step, or before one? No: behind the last step of a loop."""
+        """Is it in or before a step, not after the last step of a loop?"""
         return self.phase not in _AFTER
 
     @property
     def place(self) -> str:
-        """`step 60`, or `epoch 3, step 8 of 40`."""
+        """Return the step in words: `step 60`, or `epoch 3, step 8 of 40`."""
         return place(self.step, self.epoch, self.end)
 
     @property
@@ -83,20 +84,20 @@ class Moment:
 
     @property
     def part(self) -> str:
-        """The first thing that all ranks do again, or anew, after a repair."""
+        """Name the part of the run that all ranks do first after a repair."""
         return {CALL_AFTER: "job.call", LOOP_END: "end of the loop", AFTER_LOOP: "after the loop"}.get(
             self.phase, "first step"
         )
 
     def what(self) -> str:
-        """The work that is done here: `step 60`, `job.call after epoch 3`."""
+        """Name the work at this moment: `step 60`, `job.call after epoch 3`."""
         if self.in_step:
             return self.place
         where = _AFTER[self.phase].format(self.loop)
         return f"what comes {where}" if self.phase == AFTER_LOOP else where.removeprefix("in ").removeprefix("at ")
 
     def words(self, long: bool = False) -> str:
-        """`in backward of step 60`, or `long`: `in the backward pass of step 60`; "" before the first step."""
+        """Describe the moment: `in backward of step 60`, or `long`: `in the backward pass of step 60`; "" before the first step."""
         if self.step is None:
             return "while its script started" if long and self.phase == "start" else ""
         if not self.in_step:

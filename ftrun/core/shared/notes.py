@@ -1,8 +1,8 @@
 """Notes: facts that a worker leaves in the run directory for the launcher and for `view`, in one small file each.
 
-The board says what happened; a note holds what has no room there. These are all kinds. A file is called notes/KIND-CELL-GENERATION.json:
-behind KIND stand the first fields of the note, as many as its class says (`key`). Files that workers leave for workers are no notes
-(constants/, order-*, meetings/), nor is error.json, which torchrun's tools read.
+The board records that something happened; a note holds the details that have no room there. This file defines all kinds. The name of a
+note's file is notes/KIND-CELL-GENERATION.json: after KIND come the first fields of the note, as many as the `key` of its class. Files
+from workers to workers (constants/, order-*, meetings/) are no notes, nor is error.json, which torchrun's tools read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ftrun.core.shared.moment import Moment
 from ftrun.core.system import files
 
 FOLDER = "notes"
-MOST = 1 << 24  # bytes of a note
+MOST = 1 << 24  # the most characters of a note's JSON
 H2D, BROADCAST_SRC, BROADCAST_DST, RELOAD = "h2d", "broadcast_src", "broadcast_dst", "reload"  # stages of a Move
 
 
 class Note:
-    """Base of all kinds. `key`: how many of the first fields are in the name of the file."""
+    """Base of all kinds. `key`: the number of first fields that are in the file's name."""
 
     kind: ClassVar[str]
     key: ClassVar[int]
@@ -41,7 +41,7 @@ N = TypeVar("N", bound=Note)
 
 @dataclass(frozen=True)
 class FailureNote(Note, kind="failure", key=2):
-    """An exception that left the script or a body, or why a worker makes way for a replacement (Fault.GAVE_WAY).
+    """An exception that left the script or a body, or the reason why a worker makes way for a replacement (Fault.GAVE_WAY).
 
     Fields as in `ftrun.control.events.Died`; `where`: FILE:LINE; `explain`: code of its page; `time`: unix time.
     """
@@ -63,7 +63,7 @@ class FailureNote(Note, kind="failure", key=2):
 
 @dataclass(frozen=True)
 class UnconnectedNote(Note, kind="unconnected", key=2):
-    """Why the worker could not be connected with the others (F.UNCONNECTED)."""
+    """The evidence that the worker could not be connected with the others (F.UNCONNECTED)."""
 
     cell: int
     generation: int
@@ -72,7 +72,7 @@ class UnconnectedNote(Note, kind="unconnected", key=2):
 
 @dataclass(frozen=True)
 class UnrestorableNote(Note, kind="unrestorable", key=2):
-    """Why a replacement found no source for its state (F.NO_SOURCE). `snapshot`: gate number of the newest of all ranks, or -1."""
+    """The reason why a replacement has no source for its state (F.NO_SOURCE). `snapshot`: gate number of all ranks' newest, -1 = none."""
 
     cell: int
     generation: int
@@ -83,7 +83,7 @@ class UnrestorableNote(Note, kind="unrestorable", key=2):
 
 @dataclass(frozen=True)
 class DoubtNote(Note, kind="doubt", key=2):
-    """A reason why the result may not be exact (F.INEXACT). `moment`: where the worker saw it first; `names`: of what it is about."""
+    """A reason why the result may not be exact (F.INEXACT). `moment`: where the worker first saw it; `names`: of the values concerned."""
 
     cell: int
     why: Inexact
@@ -93,7 +93,7 @@ class DoubtNote(Note, kind="doubt", key=2):
 
 @dataclass(frozen=True)
 class LeftOutNote(Note, kind="left-out", key=1):
-    """Names that the loop changes and the worker does not keep (F.LEFT_OUT), and why not; "" = nobody knows."""
+    """Names that the loop changes and the worker does not keep (F.LEFT_OUT), with the reasons; "" = unknown."""
 
     cell: int
     names: dict[str, str]
@@ -101,7 +101,7 @@ class LeftOutNote(Note, kind="left-out", key=1):
 
 @dataclass(frozen=True)
 class KeptCopy:
-    """Values of the script that are in one copy."""
+    """Values of the script that share one copy."""
 
     names: tuple[str, ...]
     bytes: int
@@ -109,7 +109,7 @@ class KeptCopy:
 
 @dataclass(frozen=True)
 class KeptNote(Note, kind="kept", key=0):
-    """Values of the script that the node's first rank keeps, as of the step index `step`. `looked`: bodies after which it looked at all."""
+    """Values of the script that the node's first rank keeps, as of step index `step`. `looked`: bodies after which it looked at all."""
 
     rank: int
     step: int
@@ -119,7 +119,7 @@ class KeptNote(Note, kind="kept", key=0):
 
 @dataclass(frozen=True)
 class MeshNote(Note, kind="mesh", key=1):
-    """Where the worker's rank is on the device mesh of its script."""
+    """The place of the worker's rank on the device mesh of its script."""
 
     cell: int
     place: MeshPlace
@@ -127,7 +127,7 @@ class MeshNote(Note, kind="mesh", key=1):
 
 @dataclass(frozen=True)
 class GroupNote(Note, kind="group", key=1):
-    """The global ranks of a process group, of which the board has only a mark."""
+    """The global ranks of a process group; the board has only its mark."""
 
     mark: int
     ranks: tuple[int, ...]
@@ -135,7 +135,7 @@ class GroupNote(Note, kind="group", key=1):
 
 @dataclass(frozen=True)
 class Move:
-    """One part of a transfer: a stage of figure 004, the rank that the bytes came from, and times in ns (CLOCK_MONOTONIC).
+    """One part of a transfer: a stage of figure 004, the source rank of the bytes, and times in ns (CLOCK_MONOTONIC).
 
     A receiver copies from the shared buffer straight into its weights: BROADCAST_DST is both.
     """
@@ -148,7 +148,7 @@ class Move:
 
 @dataclass(frozen=True)
 class MovesNote(Note, kind="moves", key=2):
-    """What the worker moved in the repair of one generation."""
+    """The transfers of the worker in the repair of one generation."""
 
     cell: int
     generation: int
@@ -165,7 +165,7 @@ class ParkedNote(Note, kind="parked", key=1):
 
 @dataclass(frozen=True)
 class WhereNote(Note, kind="where", key=1):
-    """The line of the script in which a rank without a sign of life was last seen, at `seen` (ns, CLOCK_MONOTONIC)."""
+    """The last known line of the script in a rank without a sign of life, as of `seen` (ns, CLOCK_MONOTONIC)."""
 
     cell: int
     line: str
@@ -176,7 +176,7 @@ def write(run_dir: Path, note: Note, *, needed: bool = False) -> None:
     """Write a note, whole or not at all.
 
     Raises:
-        OSError: There is no room for one that is `needed`; others are left out then.
+        OSError: The note is `needed` and cannot be written; other notes are skipped.
     """
     path = _path(run_dir, type(note), _key(note))
     with contextlib.nullcontext() if needed else contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def write(run_dir: Path, note: Note, *, needed: bool = False) -> None:
 
 
 def read(kind: type[N], run_dir: Path, *key: int) -> N | None:
-    """The note of that kind and key; None where there is none, or a damaged one, or another version's."""
+    """Read the note of that kind and key; return None if there is none, or it is damaged or another version's."""
     try:
         note = shape.typed(kind, shape.loads(_path(run_dir, kind, key).read_bytes()))
     except (OSError, ValueError):
@@ -197,18 +197,18 @@ def read(kind: type[N], run_dir: Path, *key: int) -> N | None:
 
 
 def read_all(kind: type[N], run_dir: Path, since: int = 0) -> list[N]:
-    """All notes of that kind that can be read, of cells from `since` on, in the order of their keys."""
+    """Return all readable notes of that kind, of cells from `since` on, in the order of their keys."""
     return [note for key in keys(kind, run_dir) if key[0] >= since and (note := read(kind, run_dir, *key)) is not None]
 
 
 def keys(kind: type[Note], run_dir: Path) -> list[tuple[int, ...]]:
-    """The keys of all files of that kind, in their order."""
+    """Return the keys of all files of that kind, sorted."""
     found = [path.stem.removeprefix(f"{kind.kind}-").split("-") for path in (run_dir / FOLDER).glob(f"{kind.kind}-*.json")]
     return sorted(tuple(map(int, key)) for key in found if len(key) == kind.key and all(map(shape.digits, key)))
 
 
 def remove(kind: type[Note], run_dir: Path, *key: int) -> None:
-    """Take a note away, if there is one."""
+    """Remove a note, if there is one."""
     with contextlib.suppress(OSError):
         _path(run_dir, kind, key).unlink()
 

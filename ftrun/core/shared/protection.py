@@ -1,4 +1,4 @@
-"""Is a run protected, so that a rank that dies is replaced in place? The launcher judges, and notes it in the journal."""
+"""Judges whether a run is protected, so that ftrun can replace a dead rank in place. The launcher records the answer in the journal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ PROTECTED, UNPROTECTED = "protected", "unprotected"
 
 
 def protection(ranks: Sequence[Cell]) -> str | None:
-    """PROTECTED, UNPROTECTED, or None: not known yet. `ranks`: the cells of the world's workers."""
+    """Return PROTECTED, UNPROTECTED, or None while it is not known. `ranks`: the cells of the world's workers."""
     if ranks and all(cell.has(Flag.PROTECTED) for cell in ranks):
         return PROTECTED
-    # an optimizer that takes a step before any loop of ours began: the script trains without us
+    # an optimizer took a step before any ftrun loop began: the script trains without ftrun
     unguarded = any(cell.has(Flag.STEPPED) and not cell.has(Flag.PROTECTED) for cell in ranks)
     return UNPROTECTED if unguarded and not any(cell.has(Flag.PROTECTED) for cell in ranks) else None

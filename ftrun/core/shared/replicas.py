@@ -1,4 +1,4 @@
-"""Finds corrupt replicas by their checksums: workers (which hold the gate) and launcher judge by the same rule."""
+"""Detects corrupt replicas by their checksums. Workers, before they open a gate, and the launcher apply the same rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ftrun.core.shared.board import Cell, F, sum_of
 
 
 def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
-    """Indices that differ from a strict majority; () when all agree or nobody can tell.
+    """Return the indices that differ from a strict majority; () if all agree or no majority decides.
 
     `trusted[i]`: replica i knew that all were equal before. Ranks that never held the same weights are no replicas.
     """
@@ -22,7 +22,7 @@ def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
 
 
 def equal_at(number: int, cells: Sequence[Cell]) -> bool:
-    """Were all ranks that hold the same as another compared at gate `number`, and equal? False when nobody holds the same."""
+    """Were all replicas compared at gate `number`, and equal? False if no rank has a replica."""
     groups: dict[int, list[Cell]] = {}
     for cell in cells:
         if cell[F.REPLICAS]:
@@ -32,5 +32,5 @@ def equal_at(number: int, cells: Sequence[Cell]) -> bool:
 
 
 def undecided(sums: Sequence[int], trusted: Sequence[bool]) -> bool:
-    """Do replicas that were equal differ now, without a majority that says who is wrong?"""
+    """Do replicas that were equal before differ now, without a majority that shows which one is corrupt?"""
     return len(set(sums)) > 1 and any(trusted) and not corrupt(sums, trusted)

@@ -1,7 +1,7 @@
-"""The times at which a rank entered each phase of its last steps: a small ring of rows in its board cell. For people; decides nothing.
+"""Logs the times at which a rank entered each phase of its last steps, in a small ring of rows in its board cell. For people.
 
-A row is begun with the forward pass and gets a time at each phase change. A body that was interrupted leaves a row
-without an end; the step done again gets a row of its own.
+A row begins with the forward pass and gets a time at each phase change. An interrupted body leaves a row without an end;
+the redone step gets a row of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIME_OF_PHASE_0 = 3 - Phase.FORWARD
 
 @dataclass(frozen=True)
 class Row:
-    """One attempt at one step. Times in ns (CLOCK_MONOTONIC), 0 = it never came so far."""
+    """One attempt at one step. Times in ns (CLOCK_MONOTONIC), 0 = the phase was not reached."""
 
     step: int
     generation: int
@@ -32,7 +32,7 @@ class Row:
 
 
 class StepLog:
-    """Written by the worker that owns `cell`, from its main thread, at every phase change: it has to be quick."""
+    """The log of the worker that owns `cell`. Its main thread writes it at every phase change, so it must be quick."""
 
     def __init__(self, cell: Cell) -> None:
         self._words = cell.words()
@@ -40,7 +40,7 @@ class StepLog:
         self._open = 0  # word from which the phases of the open row count, 0 = none is open
 
     def entered(self, phase: Phase, now: int = 0) -> None:
-        """The worker, which takes part in the generation of its cell, is in `phase` since `now`, ns; 0 = since now."""
+        """Record that the worker, in the generation of its cell, entered `phase` at `now`, ns; 0 = the current time."""
         now = now or time.monotonic_ns()
         self._words[F.PROGRESS] = now
         self._words[F.PHASE] = phase
@@ -60,7 +60,7 @@ class StepLog:
 
 
 def rows(cell: Cell) -> list[Row]:
-    """The rows of the last attempts, oldest first. The owner may write meanwhile: the oldest one may be replaced."""
+    """Return the rows of the last attempts, oldest first. The owner may write meanwhile and replace the oldest one."""
     begun = cell[F.ROWS]
     found, words = [], cell.words()
     for number in range(max(0, begun - ROWS_KEPT), begun):
@@ -71,7 +71,7 @@ def rows(cell: Cell) -> list[Row]:
 
 
 def phase_at(cell: Cell, when: int) -> Phase | None:
-    """The phase that a rank was in at a time (ns); None when no row that is kept goes back so far."""
+    """Return a rank's phase at a time (ns), None if no kept row goes back so far."""
     found: tuple[int, Phase] | None = None
     for row in rows(cell):
         for phase, since in zip(_PHASES, (row.forward, row.backward, row.gate, row.update, row.done), strict=True):

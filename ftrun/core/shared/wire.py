@@ -1,6 +1,7 @@
-"""Frames between our processes: one JSON object a SOCK_SEQPACKET message, file descriptors beside it.
+"""Sends and receives frames between ftrun's processes: one JSON object per SOCK_SEQPACKET message, with file descriptors.
 
-A message too long for a socket, such as a command line of a megabyte, lies in memory whose descriptor is sent in its place.
+If a frame is too long for a socket (a command line may have a megabyte), the message is only `#`, and the frame lies in memory whose
+descriptor comes last.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from ftrun.core.shape import loads
 MAX_FRAME = 128 * 1024
 MAX_FDS = 16
 _ENCLOSED = b"#"  # the whole message: the frame lies in the last descriptor
-_MOST = 64 << 20  # bytes of such a frame: ten times the longest command line that Linux allows
-_NAME_BYTES = 107  # that the name of a Unix socket may have
+_MOST = 64 << 20  # the most bytes of such a frame: ten times the longest command line that Linux allows
+_NAME_BYTES = 107  # the most bytes of a Unix socket's name
 
 
 class Garbled(ConnectionError):
-    """The peer sent something that is no frame. Nothing after it on that connection can be trusted: it is as good as gone."""
+    """The peer sent data that is no frame. The connection cannot be trusted any more: treat the peer as gone."""
 
 
 @contextlib.contextmanager
 def name_of(path: Path) -> Iterator[str]:
-    """The address with which to bind or connect a Unix socket at `path`, however long the names of its folders are.
+    """Yield an address with which to bind or connect a Unix socket at `path`, however long the names of its folders are.
 
     Raises:
-        OSError: When the folder is not there.
+        OSError: There is no such folder.
     """
     if len(os.fsencode(path)) <= _NAME_BYTES:
         yield os.fspath(path)
@@ -49,7 +50,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
     """Send one frame.
 
     Raises:
-        OSError
+        OSError: The peer is gone, or there is no memory for a long frame.
     """
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) <= MAX_FRAME:
@@ -68,10 +69,10 @@ def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 
 def enclose(data: bytes) -> int:
-    """A descriptor (close-on-exec) of memory that holds `data`, for `disclose` in another process.
+    """Return a descriptor (close-on-exec) of memory that holds `data`, for `disclose` in another process.
 
     Raises:
-        OSError
+        OSError: The memory cannot be made.
     """
     fd = os.memfd_create("ftrun-frame", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(fd), "wb") as file:
@@ -80,7 +81,7 @@ def enclose(data: bytes) -> int:
 
 
 def disclose(fd: int) -> bytes:
-    """Read what `enclose` put there, b"" when it is nothing of ours; close the descriptor."""
+    """Read the memory of `enclose`, b"" if it cannot be read or is too large; close the descriptor."""
     try:
         size = os.fstat(fd).st_size
         return os.pread(fd, size, 0) if size <= _MOST else b""
@@ -91,11 +92,11 @@ def disclose(fd: int) -> bytes:
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive one frame and the descriptors with it (close-on-exec); None when the peer is gone.
+    """Receive one frame and its descriptors (close-on-exec); return None if the peer is gone.
 
     Raises:
-        Garbled: (a ConnectionError) for anything but one JSON object, whose descriptors are closed then.
-        OSError
+        Garbled: The message is not one JSON object; its descriptors are closed. It is a ConnectionError.
+        OSError: The socket failed.
     """
     space = socket.CMSG_SPACE((MAX_FDS + 1) * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(MAX_FRAME, space, socket.MSG_CMSG_CLOEXEC)
@@ -118,7 +119,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _object(data: bytes) -> dict[str, Any] | None:
-    """The object in a frame, None when it is none."""
+    """Parse the object in a frame; return None for anything else."""
     try:
         message = loads(data)
     except ValueError:
@@ -127,6 +128,6 @@ def _object(data: bytes) -> dict[str, Any] | None:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """User id of the process at the other end of a Unix socket."""
+    """Return the user id of the process at the other end of a Unix socket."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])

@@ -1,4 +1,4 @@
-"""The world file: who is who in one generation. Written once by the launcher, read by each worker, removed when it is history."""
+"""Reads and writes world files: the ranks and workers of one generation. The launcher writes each once, and removes old ones."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Place:
 
 @dataclass(frozen=True)
 class World:
-    """A generation. `resume` is a gate number; `replaced` are ranks whose holder is new and must restore.
+    """A generation. `resume` is a gate number; `replaced` are ranks whose worker is new and must restore.
 
-    `tail` = nobody is stopped: the replaced ranks died after the loop and only run the script's end again.
-    `fresh` = nothing is restored: every worker starts its script anew (first start, or a restart of the world).
-    `group_rank` is this node's place among several; `places` are those of this node only.
-    `rollback` = everyone goes back to the host snapshot of step `resume`.
-    `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = as the launcher has it.
-    `stamp` is the same on every node, and no other run of the same id, no restart and no rollback of it has the same.
+    `tail`: no rank is stopped; the replaced ranks died after the loop and only run the script's end again.
+    `fresh`: every worker starts its script anew and restores nothing (first start, or a restart of the world).
+    `group_rank` is this node's index among several; `places` are those of this node only.
+    `rollback`: all ranks go back to the host snapshot of step `resume`.
+    `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = the launcher's value.
+    `stamp` is equal on every node, and unique among runs of the same id, restarts and rollbacks.
     `lost` maps each replaced rank to the cell of the incarnation that died.
     """
 
@@ -54,11 +54,11 @@ class World:
         return len(self.places)
 
     def rank_of(self, cell: int) -> int | None:
-        """The rank that incarnation `cell` holds in this world, None when it has none."""
+        """Return the rank of incarnation `cell` in this world, None if it has none."""
         return next((p.rank for p in self.places if p.cell == cell), None)
 
     def cell_of(self, rank: int) -> int:
-        """The incarnation that holds `rank`. KeyError when there is no such rank."""
+        """Return the incarnation that holds `rank`; raise KeyError if there is no such rank."""
         for place in self.places:
             if place.rank == rank:
                 return place.cell
@@ -69,7 +69,7 @@ class World:
         return all(board.cell(p.cell)[stage] >= self.generation for p in self.places)
 
     def prefix(self) -> str:
-        """Prefix of every store key of this generation."""
+        """Return the prefix of this generation's store keys."""
         return f"ftrun/{self.attempt}/{self.generation}"
 
 
@@ -78,12 +78,12 @@ def world_path(run_dir: Path, generation: int) -> Path:
 
 
 def write_world(run_dir: Path, world: World) -> None:
-    """Write the file whole or not at all."""
+    """Write the world file, whole or not at all; raise OSError if it cannot be written."""
     files.replace(world_path(run_dir, world.generation), json.dumps(asdict(world)), private=True)
 
 
 def read_world(run_dir: Path, generation: int) -> World:
-    """Raises FileNotFoundError before it is published, PlatformError when it is damaged."""
+    """Read a world file; raise FileNotFoundError before it is published, PlatformError if it is damaged."""
     path = world_path(run_dir, generation)
     try:
         world = typed(World, loads(path.read_bytes()))
@@ -95,11 +95,11 @@ def read_world(run_dir: Path, generation: int) -> World:
 
 
 def newest_world(run_dir: Path, board: Board) -> World:
-    """The world published last; there is one.
+    """Return the newest published world; the caller knows that one was published.
 
     Raises:
-        FileNotFoundError: When the run's folder is gone.
-        PlatformError
+        FileNotFoundError: The run's folder is gone.
+        PlatformError: The world file is damaged.
     """
     while True:
         published = board[Head.PUBLISHED]
@@ -111,5 +111,5 @@ def newest_world(run_dir: Path, board: Board) -> World:
 
 
 def forget_world(run_dir: Path, generation: int) -> None:
-    """Remove the file of a world that nobody is in any more."""
+    """Remove the file of a world that no worker uses any more."""
     world_path(run_dir, generation).unlink(missing_ok=True)

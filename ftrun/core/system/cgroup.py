@@ -1,4 +1,4 @@
-"""Control groups, versions 1 and 2: which ones a process is in, and what they let this process have."""
+"""Reads control groups, versions 1 and 2: the groups of a process, and their memory limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def groups(pid: int | str = "self") -> dict[str, str]:
-    """Controller -> path of the group that `pid` is in; "" is the group of version 2. Empty when they cannot be read."""
+    """Return the path of the group of `pid` for each controller; key "" is the group of version 2. {} if they cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
@@ -19,9 +19,9 @@ def groups(pid: int | str = "self") -> dict[str, str]:
 
 
 def group_files(pid: int | str, controller: str, v1: str, v2: str) -> Iterator[Path]:
-    """The file `v1` of the controller's group that `pid` is in, and `v2` of its group of version 2, as far as they exist.
+    """Yield file `v1` of the controller's group of `pid`, and file `v2` of its version 2 group, as far as they exist.
 
-    In a container the path may be the host's: then the file at the root of the mount is ours.
+    In a container the path may be the host's; then the file at the root of the mount belongs to our group.
     """
     own = groups(pid)
     found = [(_ROOT / controller, own[controller], v1)] if controller in own else []
@@ -31,7 +31,7 @@ def group_files(pid: int | str, controller: str, v1: str, v2: str) -> Iterator[P
 
 
 def memory_left() -> int | None:
-    """Bytes that this process's cgroup and those above it may still take; None when no limit can be read."""
+    """Return the bytes that this process may still take under its cgroup's limits and those above it; None without a readable limit."""
     left: list[int] = []
     own = groups()
     if "" in own:
@@ -42,7 +42,7 @@ def memory_left() -> int | None:
 
 
 def _left_under(root: Path, path: str, limit_name: str, usage_name: str, prefix: str) -> list[int]:
-    """The room that each limit from `path` up to `root` leaves (in a container `path` may not be there, the root is)."""
+    """Return the bytes that each limit from `path` up to `root` leaves (in a container `path` may be missing, the root exists)."""
     left = []
     here = root / path.strip("/")
     while True:
@@ -52,7 +52,7 @@ def _left_under(root: Path, path: str, limit_name: str, usage_name: str, prefix:
         except (OSError, ValueError):
             limit = ""
         if limit.isdigit() and int(limit) < 1 << 60:
-            # the cache of files is counted as used, and given back when memory is asked for
+            # the kernel counts the page cache of files as used, but frees it when a process needs memory
             cache = int(stat.get(f"{prefix}inactive_file", 0)) + int(stat.get(f"{prefix}active_file", 0))
             left.append(int(limit) - usage + cache)
         if here == root:

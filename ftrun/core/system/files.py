@@ -1,4 +1,4 @@
-"""Files that processes leave for each other: for their owner alone, written whole or not at all, read as far as they are there."""
+"""Reads and writes files between processes: private to their owner, and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from ftrun.core.shape import loads
 
 
 def open_private(path: Path, mode: str = "w") -> IO[bytes]:
-    """Open a file to write ("w") or append ("a"), which is made for its owner alone, whatever the umask.
+    """Open a file to write ("w") or append ("a"); a new file gets mode 0600, whatever the umask.
 
     Raises:
-        OSError
+        OSError: The file cannot be opened.
     """
     how = os.O_APPEND if mode == "a" else os.O_TRUNC
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600), f"{mode}b")
 
 
 def write_private(path: Path, data: str | bytes) -> None:
-    """Write `data` (UTF-8) into a file for its owner alone.
+    """Write `data` (UTF-8) into a private file.
 
     Raises:
-        OSError
+        OSError: The file cannot be written.
     """
     with open_private(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def append_private(path: Path, data: str) -> None:
-    """Append `data` (UTF-8) to a file for its owner alone.
+    """Append `data` (UTF-8) to a private file.
 
     Raises:
-        OSError
+        OSError: The file cannot be written.
     """
     with open_private(path, "a") as file:
         file.write(data.encode())
 
 
 def copy_private(source: Path, target: Path) -> None:
-    """Copy the content of a file into one for its owner alone.
+    """Copy the content of a file into a private one.
 
     Raises:
-        OSError
+        OSError: A file cannot be read or written.
     """
     with source.open("rb") as read, open_private(target) as written:
         while data := read.read(1 << 20):
@@ -52,10 +52,10 @@ def copy_private(source: Path, target: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner alone.
+    """Make a folder and its missing parents, private to their owner.
 
     Raises:
-        OSError
+        OSError: A folder cannot be made.
     """
     if not path.parent.exists():
         make_folder(path.parent)
@@ -63,19 +63,18 @@ def make_folder(path: Path) -> None:
 
 
 def replace(path: Path, data: str, *, private: bool = False) -> None:
-    """Put `data` (UTF-8) at `path`: a reader sees the old content or the new one. A device or pipe is written directly.
+    """Replace the content of `path` by `data` (UTF-8): a reader sees the old content or the new one. Write a device or pipe directly.
 
     `private`: only its owner may read it.
 
     Raises:
-        OSError
-        The old content is still there then.
+        OSError: The file cannot be written; the old content stays.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as file:
             file.write(data)
         return
-    # the machine is named too: several may share the folder
+    # the name includes the machine's: several machines may share the folder
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         if private:
@@ -90,7 +89,7 @@ def replace(path: Path, data: str, *, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, {} when there is none or it is damaged."""
+    """Read the JSON object in a file, {} if there is none or it is damaged."""
     try:
         raw = loads(path.read_bytes())
     except (OSError, ValueError):

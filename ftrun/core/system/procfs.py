@@ -1,4 +1,4 @@
-"""Processes as the kernel shows them: in /proc, and at their end."""
+"""Inspects processes in /proc, collects their exit codes, and signals them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def stat(pid: int | str, task: int | str | None = None) -> list[str] | None:
-    """The fields of /proc/PID/stat (or of one task's) from the state on: field number n of proc(5) is at n - 3. None = gone."""
+    """Return the fields of /proc/PID/stat (or of one task's) from the state on: field n of proc(5) is at n - 3. None = gone."""
     path = f"/proc/{pid}/stat" if task is None else f"/proc/{pid}/task/{task}/stat"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -25,7 +25,7 @@ def stat(pid: int | str, task: int | str | None = None) -> list[str] | None:
 
 
 def tasks(pid: int | str) -> list[str]:
-    """The threads of a process, [] when it is gone."""
+    """Return the threads of a process, [] if it is gone."""
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -33,7 +33,7 @@ def tasks(pid: int | str) -> list[str]:
 
 
 def children(pid: int | str) -> list[int]:
-    """Processes whose parent is a thread of `pid`, zombies among them."""
+    """Return the children of all threads of `pid`, zombies among them."""
     found: list[int] = []
     for task in tasks(pid):
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ def children(pid: int | str) -> list[int]:
 
 
 def status(pid: int | str, task: int | str | None = None) -> dict[str, str]:
-    """The fields of /proc/PID/status (or of one task's), {} when it is gone."""
+    """Return the fields of /proc/PID/status (or of one task's), {} if it is gone."""
     try:
         lines = (
             Path(f"/proc/{pid}/status" if task is None else f"/proc/{pid}/task/{task}/status").read_text().splitlines()
@@ -53,7 +53,7 @@ def status(pid: int | str, task: int | str | None = None) -> dict[str, str]:
 
 
 def mount(folder: Path) -> tuple[str, list[str]]:
-    """Type and options of the file system that holds `folder`; ("?", []) when nothing tells."""
+    """Return type and options of the file system that holds `folder`; ("?", [""]) if they cannot be read."""
     found = "/", "?", ""
     where = os.path.realpath(folder)
     with contextlib.suppress(OSError):
@@ -66,20 +66,20 @@ def mount(folder: Path) -> tuple[str, list[str]]:
 
 
 def namespace() -> str:
-    """The namespace of our pids, "" when nothing tells."""
+    """Return the name of this process's pid namespace, "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, None when there is no such process (or only a zombie)."""
+    """Return the start time of a process in clock ticks since boot, None if there is no such process (or only a zombie)."""
     fields = stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
 def reaped() -> Iterator[tuple[int, int]]:
-    """Collect every child of this process that has ended: its pid and its exit code (128 + n for signal n)."""
+    """Reap every ended child of this process; yield its pid and its exit code (128 + n for signal n)."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -91,17 +91,17 @@ def reaped() -> Iterator[tuple[int, int]]:
 
 
 def exit_code(status: int) -> int:
-    """A wait status as an exit code, 128 + n for signal n."""
+    """Convert a wait status to an exit code, 128 + n for signal n."""
     return shell_code(os.waitstatus_to_exitcode(status))
 
 
 def shell_code(code: int) -> int:
-    """The exit code as shells write it: 128 + n for signal n, which Python calls -n."""
+    """Convert Python's return code to a shell's exit code: -n (signal n) becomes 128 + n."""
     return code if code >= 0 else 128 - code
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> bool:
-    """Signal a process and everything in its group, each process once. True while there was one to signal."""
+    """Signal a process and its process group, each process once (SIGKILL twice). Return True if a process got the signal."""
     if pid <= 1:  # 0 would be our own group
         return False
     found = False
@@ -109,7 +109,7 @@ def kill_group(pid: int, signum: int = signal.SIGKILL) -> bool:
         os.killpg(pid, signum)
         found = True
     with contextlib.suppress(OSError):
-        # one that has no group of its own yet, or left it; SIGKILL does no harm twice
+        # the process may have no group of its own yet, or have left it; a second SIGKILL does no harm
         if signum == signal.SIGKILL or os.getpgid(pid) != pid:
             os.kill(pid, signum)
             found = True
@@ -120,7 +120,7 @@ _READ = {"x86_64": "0", "aarch64": "63", "riscv64": "63"}  # number of the syste
 
 
 def reads_stdin(pid: int) -> bool:
-    """Does the main thread of a process wait in a read of descriptor 0? False where the kernel does not tell."""
+    """Does the main thread of a process wait in a read of descriptor 0? False if the kernel does not report it."""
     try:
         words = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:
@@ -129,7 +129,7 @@ def reads_stdin(pid: int) -> bool:
 
 
 def has_stdin() -> bool:
-    """Can this process read something from descriptor 0: is it open, and not /dev/null?"""
+    """Is descriptor 0 open, and not /dev/null?"""
     try:
         return os.fstat(0).st_rdev != os.stat(os.devnull).st_rdev
     except OSError:

@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES, read as CUDA reads it. Matching its entries with devices is the caller's business."""
+"""Parses CUDA_VISIBLE_DEVICES as CUDA does. The caller matches its entries with devices."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
 def entries(value: str) -> list[str]:
-    """The indices and UUIDs that the variable names. CUDA ignores the first invalid entry and all after it."""
+    """Return the indices and UUIDs that the variable names. CUDA ignores the first invalid entry and all after it."""
     return list(takewhile(_ENTRY.fullmatch, map(str.strip, value.split(","))))

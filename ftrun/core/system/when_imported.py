@@ -1,4 +1,4 @@
-"""Calls a function right after a module was imported, whoever imports it first; at once when it is there already."""
+"""Calls a function right after the first import of a module, or at once if the module is imported already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
-    """Call `call(module)` once module `name` is there; what it raises comes out of that import."""
+    """Call `call(module)` once module `name` is imported; the import raises the call's exceptions."""
     if name in sys.modules:
         call(sys.modules[name])
     else:
@@ -19,7 +19,7 @@ def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder:
-    """Finds nothing itself: it sees that somebody looks for the module, and lets the others find it."""
+    """A meta path finder that waits for the import of the module, and wraps the loader that the other finders return."""
 
     def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
         self._name = name
