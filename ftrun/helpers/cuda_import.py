@@ -1,6 +1,6 @@
-"""Device memory that the fd store holds: imported from its descriptor, so that it lives on when its maker is killed.
+"""Imports device memory into the fd store from its descriptor, so that the memory outlives the worker that allocated it.
 
-Imports run in threads of their own: a driver that hangs must not keep the fd store from ending workers of a dead launcher.
+Imports run in threads of their own: a hanging driver must not keep the fd store from ending the workers of a dead launcher.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ftrun.native import cuda
 
 
 class Imported:
-    """One import. `let_go` may be called at any time, from the fd store's thread."""
+    """One import. The fd store's thread may call `let_go` at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class Imported:
         self._dropped = False
 
     def begin(self, device: bytes, fd: int, done: Callable[[str], None]) -> None:
-        """Import what `fd` stands for (the caller keeps it open until `done`); `done` gets "" or why not, in a thread."""
+        """Import the memory of `fd` in a thread, which then calls `done` with "" or an error. The caller keeps `fd` open until then."""
 
         def work() -> None:
             done(self._import(device, fd))
@@ -40,7 +40,7 @@ class Imported:
         return ""
 
     def let_go(self) -> None:
-        """Give the memory back, now or when the import that still runs is over."""
+        """Release the memory, now or at the end of a running import."""
         with self._lock:
             self._dropped = True
             handle, self._handle = self._handle, None
@@ -49,5 +49,5 @@ class Imported:
 
 
 def _ordinal_of(uuid: bytes) -> int:
-    """Only for a driver that wants a context: any device serves when the fd store does not see the right one."""
+    """Return the device's ordinal, 0 if the fd store does not see it: only a driver that wants a context uses it, and any device serves."""
     return next((i for i in range(cuda.device_count()) if cuda.device(i).uuid == uuid), 0)

@@ -1,13 +1,15 @@
-"""The fd store: holds descriptors of the workers' memory, so that it outlives them; ends everybody if the launcher dies.
+"""The fd store: holds descriptors of the workers' memory, so that it outlives them, and ends the workers if the launcher dies.
 
-Standard library only, a process of its own. Never maps or reads what it keeps; device memory it imports, which is done in
-threads beside the one that serves (see cuda_import.py).
+Theory of operation. It is a process of its own and uses the standard library only. One thread serves the launcher's socket and a listening
+socket. A worker puts the descriptor of each segment under (rank, name); a replacement gets it. The fd store never maps or reads host
+memory; it imports device memory, in threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a
+`bye`, it kills the fork server and every worker, and removes the run directory.
 
-Why a process of its own: memory lives as long as somebody holds a descriptor or a mapping, and the launcher must be free to be killed
-without the weights going with it. For the same reason it is the one that ends the workers then: it sees the launcher's socket close,
-and has nothing to do that could keep it from acting. Named files in shared memory would need no holder, and would stay behind when
-everybody is killed; descriptors go with the last process. When it dies itself, workers go on: the launcher starts another one and
-raises FD_STORE_EPOCH on the board, and they send their descriptors again. The memory of a rank that dies in between is lost.
+Why a process of its own: memory lives as long as a process holds a descriptor or a mapping, and the weights must survive the launcher's
+death. The fd store ends the workers then, since it sees the launcher's socket close and does nothing that could delay it. Named files in
+shared memory would need no holder, but would stay behind when all processes are killed; descriptors vanish with the last process. If the
+fd store dies itself, the launcher starts another one and raises FD_STORE_EPOCH on the board, and the workers send their descriptors again.
+The memory of a rank that dies in between is lost.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from ftrun.core.shared.handle import Handle, Kind
 from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
 
-_INSIST = 2.0  # seconds for which the guardian looks for workers that had not written their pid yet
-_CLIENTS = 128  # connections at once, each for one question: whoever has been silent longest makes room for the next
+_INSIST = 2.0  # seconds for which `_guard` looks for workers that have not written their pid yet
+_CLIENTS = 128  # the most connections at once: a further one closes the one that has been silent longest
 _KEY: dict[str, shape.Check] = {"rank": shape.whole, "name": shape.text}
 _ASKED = {
     "put": shape.record({**_KEY, "cell": shape.whole, "parts": shape.whole, "handle": shape.text}),
@@ -42,7 +44,7 @@ _ASKED = {
 
 
 def main() -> None:
-    """Serve until the launcher says bye (or dies: then end everybody). argv: run directory. Descriptor 3: launcher."""
+    """Serve until the launcher sends `bye`, or dies: then end all workers. argv: run directory. Descriptor 3: launcher."""
     launcher = socket.socket(fileno=3)
     os.set_inheritable(3, False)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -52,7 +54,7 @@ def main() -> None:
 
 
 class FdStore:
-    """One per run. `serve` returns when the run is over."""
+    """The server of one run. `serve` returns when the run is over."""
 
     def __init__(self, run_dir: Path, launcher: socket.socket) -> None:
         self._run_dir = run_dir
@@ -62,19 +64,19 @@ class FdStore:
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
         self._select = selectors.DefaultSelector()
-        self._clients: dict[socket.socket, None] = {}  # who spoke last comes last
+        self._clients: dict[socket.socket, None] = {}  # sorted by their last message, the latest last
 
     def serve(self) -> None:
         path = self._run_dir / paths.FD_STORE_SOCKET
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # an fd store that died left it
+            path.unlink()  # an earlier fd store left it when it died
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with wire.name_of(path) as name:
             listener.bind(name)
         listener.listen(128)
         self._select.register(listener, selectors.EVENT_READ)
         self._select.register(self._launcher, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # it died already: the loop hears that, and acts on it
+        with contextlib.suppress(OSError):  # the launcher died already: the loop notices it and acts
             wire.send(self._launcher, {"op": "ready"})
         while True:
             for key, _ in self._select.select():
@@ -102,7 +104,7 @@ class FdStore:
         elif message["op"] == "drop":
             self._drop()
         elif message["op"] == "alive?":
-            with contextlib.suppress(OSError):  # the launcher died: heard next
+            with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
                 wire.send(self._launcher, {"op": "alive"})
         return bool(message["op"] != "bye")
 
@@ -110,11 +112,11 @@ class FdStore:
         try:
             sock, _ = listener.accept()
         except OSError:
-            return  # it went away again
-        if wire.peer_uid(sock) != os.getuid():  # the socket's folder is private already; these are a run's weights
+            return  # the client went away again
+        if wire.peer_uid(sock) != os.getuid():  # a second guard of the weights: the socket's folder is private already
             sock.close()
             return
-        sock.setblocking(False)  # one that does not read its answers keeps nobody else from theirs
+        sock.setblocking(False)  # a client that does not read its answers must not block the other clients
         while len(self._clients) >= _CLIENTS:
             self._hang_up(next(iter(self._clients)))
         self._clients[sock] = None
@@ -127,7 +129,7 @@ class FdStore:
 
     def _answer(self, sock: socket.socket) -> None:
         if sock not in self._clients:
-            return  # it made room for another one just now
+            return  # `_accept` closed it just now to make room
         try:
             frame = wire.receive(sock)
             if frame is not None:
@@ -140,7 +142,7 @@ class FdStore:
         self._hang_up(sock)
 
     def _reply(self, sock: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
-        """Raises ValueError for what is no question of ours, OSError. The descriptors that came are kept or closed."""
+        """Answer a request, and keep or close its descriptors; raise ValueError for an invalid request, OSError if the answer fails."""
         try:
             op = str(message.get("op"))
             if op not in _ASKED or not _ASKED[op](message) or len(fds) != (op == "put"):
@@ -150,7 +152,7 @@ class FdStore:
             key = (message.get("rank", -1), message.get("name", ""))
             if op == "put":
                 if self._put(sock, key, message, fds):
-                    return  # a thread answers
+                    return  # a thread will answer
             elif op == "forget":
                 self._forget(key)
             elif op == "drop":
@@ -166,9 +168,9 @@ class FdStore:
                 os.close(fd)
 
     def _put(self, sock: socket.socket, key: tuple[int, str], message: dict[str, Any], fds: list[int]) -> bool:
-        """Hold a descriptor. True: device memory, which is imported first; the answer comes then."""
+        """Hold a descriptor. Return True for device memory: a thread answers after its import."""
         handle = Handle.unpack(bytes.fromhex(message["handle"]))
-        self._forget(key)  # the last word counts: a replacement that adopts sends the same memory again
+        self._forget(key)  # the last put counts: a replacement that adopts sends the same memory again
         self._held[key] = (message["cell"], fds.pop(), message["handle"])
         rank, name = key
         for other in [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]:
@@ -177,7 +179,7 @@ class FdStore:
                 self._forget(other)
         if handle.kind is not Kind.CUDA:
             return False
-        # the client closes its end when it has the answer; until then a thread may write to ours
+        # the client closes its end after the answer; until then a thread may write to this end
         fd, answer_to = os.dup(self._held[key][1]), sock.dup()
 
         def done(why: str) -> None:
@@ -202,7 +204,7 @@ class FdStore:
             self._forget(key)
 
     def _guard(self) -> None:
-        """The launcher is gone: end the fork server first, so that nothing new is forked, then every worker."""
+        """End the processes of a dead launcher: first the fork server, so that it forks no more, then every worker."""
         self._say_why()
         deadline = time.monotonic() + _INSIST
         while True:
@@ -218,14 +220,14 @@ class FdStore:
         self._clean_up()
 
     def _say_why(self) -> None:
-        """Our stdout is services.log, which stays with the workers' logs."""
+        """Print why the workers end; stdout is services.log, which stays with the workers' logs."""
         cells = (self._board.cell(index) for index in range(self._board.cells))
-        # as the launcher knew them: the fork server has seen its end as well, and may have been quicker with the first ones
+        # count by the launcher's last knowledge: the fork server notices the launcher's end as well, and may already have killed some
         living = len({cell[F.PID] for cell in cells if cell[F.PID] and not cell[F.EXITED]})
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         launcher = self._board[Head.LAUNCHER_PID]
         workers = f"{living} worker{'' if living == 1 else 's'}"
-        with contextlib.suppress(OSError):  # a full disk saves nobody's life
+        with contextlib.suppress(OSError):  # a full disk must not keep the workers alive
             print(f"fd store: {now}: the launcher ({launcher}) is gone; ending {workers}", flush=True)
 
     def _clean_up(self) -> None:

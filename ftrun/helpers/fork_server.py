@@ -1,14 +1,15 @@
-"""The fork server: it has torch imported, so that a worker starts in milliseconds.
+"""The fork server: imports torch once, so that it forks a worker in milliseconds.
 
-Runs in a process of its own with one socket to the launcher. It imports and does nothing else before it forks: no thread,
-no backward, no CUDA call. If an import of the user's environment breaks that, the fork server begins anew without imports
-and starts each worker as a fresh interpreter. It decides nothing else: it forks what it is told to and reports who ended.
-The store runs in a child, because a process that serves a store cannot be forked from: its thread is missing in the child.
+Theory of operation. It is a process of its own with one socket to the launcher. Before it forks it only imports: it starts no thread,
+runs no backward and calls no CUDA function. If an import of the user's environment does so, the fork server executes itself anew without
+imports and starts each worker as a fresh interpreter. Then it forks workers and stores on the launcher's orders and reports each
+child's end. When the launcher's socket closes it kills all children. The store runs in a child, because a process that serves a store
+cannot be forked: the store's thread is missing in the child.
 
-Why not a backward or an optimizer's step here, so that workers skip their first-call costs? In a process that sees a GPU a backward
-starts autograd's device threads, and every child's backward raises then; AdamW's step opens CUDA, which no child can use. So
-the fork server imports, and first calls are made by each spare in itself (`ftrun.worker.process.warmup`). Importing torch takes 0.9 s on
-an idle machine and 2 to 4 s on a busy one, a fork with all of it some 15 ms.
+Why does the fork server run no backward and no optimizer step, so that workers skip first-call costs? In a process that sees a GPU, a
+backward starts autograd's device threads, and then every child's backward raises; AdamW's step opens CUDA, which no child can use. So
+each spare makes its own first calls (`ftrun.worker.process.warmup`). Importing torch takes 0.9 s on an idle machine and 2 to 4 s on a
+busy one; a fork of a process that has all imports takes some 15 ms.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ftrun.core.system.procfs import kill_group, reaped
 from ftrun.helpers import forkable, store
 from ftrun.host.services import spawn
 
-# what every training script imports sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
+# every training script imports these modules sooner or later; the first optimizer alone imports torch._dynamo (0.8 s)
 _PRELOAD = (
-    "torch",  # the first: what it brings is told from what comes later
+    "torch",  # first, so that preloaded can separate torch's own imports from later ones
     "torch.distributed",
     "torch.nn.parallel",
     "torch.optim",
@@ -42,13 +43,13 @@ _PRELOAD = (
     "ftrun.worker.process.protect",
 )
 _IMPORTS = {"preload": _PRELOAD, "light": ("multiprocessing.process",), "exec": ()}
-_UNFIT = "unfit="  # the argument by which a fork server tells its successor why it does not fork workers from imports
+_UNFIT = "unfit="  # prefix of the argument that tells the re-executed fork server why it must not import
 _LAUNCHER = 3  # the descriptor of the socket to the launcher
 _WORKER = "from ftrun.worker.process import main; main.main_of_program(started)"
 
 
 def main(started: list[str]) -> None:
-    """Serve the launcher at descriptor 3 until it goes away; then end every child. `started`: the first modules of all."""
+    """Serve the launcher at descriptor 3 until it is gone; then end every child. `started`: modules that were imported at the start."""
     launcher = socket.socket(fileno=_LAUNCHER)
     os.set_inheritable(_LAUNCHER, False)
     words = sys.argv[1:]
@@ -59,10 +60,10 @@ def main(started: list[str]) -> None:
 
 
 class ForkServer:
-    """`stdin`: what ranks read from.
+    """The server's loop. `stdin`: the descriptor that ranks read as stdin, None = /dev/null.
 
-    `mode`: "preload" forks workers that have torch; "light" forks them without, for programs that need none; "exec"
-    starts each as a fresh interpreter. `unfit`: why a fork server before this one, in the same process, gave "preload" up.
+    `mode`: "preload" forks workers with torch; "light" forks them without it, for programs that do not need it; "exec"
+    starts each as a fresh interpreter. `unfit`: the reason why an earlier fork server in this process gave up its imports.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class ForkServer:
         from ftrun import native
 
         native.set_name("ftrun forksrv")
-        gc.disable()  # a fifth of the time of importing torch goes into looking for garbage that is not there
+        gc.disable()  # a fifth of torch's import time goes into collections that free nothing
         self._import()
-        gc.freeze()  # a collection in a child would copy every page it looks at
+        gc.freeze()  # a collection in a child would copy every page that it visits
         gc.enable()
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler is written to the wakeup descriptor
         signal.set_wakeup_fd(self._ended_w, warn_on_full_buffer=False)
@@ -108,10 +109,10 @@ class ForkServer:
             self._check("starting Python (a sitecustomize, or a .pth file of an installed package)", variables)
             self._import_all(variables)
         for name in set(os.environ) - set(variables):
-            del os.environ[name]  # torch sets some for its own children; a script that imports it later sees none
+            del os.environ[name]  # torch sets some for its own children; a script must not see them before it imports torch
 
     def _import_all(self, variables: dict[str, str]) -> None:
-        from ftrun.worker.process import main, preloaded  # noqa: F401 what every worker needs, also a fresh one
+        from ftrun.worker.process import main, preloaded  # noqa: F401 every worker needs these, also a fresh one
 
         preloaded.begin(self._started)
         for name in _IMPORTS[self._mode]:
@@ -120,14 +121,14 @@ class ForkServer:
             except ImportError:
                 if name.startswith("ftrun"):
                     raise
-                # the script says it better, if it imports that at all
+                # the script reports a missing module itself, if it imports it at all
             if name == "torch":
                 preloaded.imported_torch()
             self._check(f"importing {name}", variables)
         preloaded.end()
 
     def _check(self, what: str, variables: dict[str, str]) -> None:
-        """If this process can no longer be forked, begin anew as one that imports nothing. `what` came last."""
+        """If this process can no longer be forked, execute it anew without imports. `what`: the last action, as the likely cause."""
         found = forkable.obstacle()
         if not found:
             return
@@ -166,7 +167,7 @@ class ForkServer:
         return True
 
     def _why_fresh(self, spec: dict[str, Any]) -> str | None:
-        """What is to be told when this worker must be a fresh interpreter, "" when it was told; None when it can be a fork."""
+        """Return None if this worker can be a fork; else the reason to report, "" if it was reported before."""
         if self._mode == "exec":
             return ""
         from ftrun.worker.process import preloaded
@@ -218,7 +219,7 @@ class ForkServer:
 
 def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) -> None:
     forkable.leave()
-    # first above 2, so that no dup2 overwrites a source of the next one
+    # move the sources above 2 first, so that no dup2 overwrites the next one's source
     import fcntl
 
     out, err = (fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in (out, err))
@@ -229,9 +230,9 @@ def _become_worker(spec: dict[str, Any], out: int, err: int, stdin: int | None) 
         os.dup2(source, target)
     first = 3
     if stdin is not None and rank is None:
-        # for when it has a rank: two processes that read one stdin would each get half
+        # a spare keeps it for the time when it has a rank: two processes that read one stdin would each get half
         os.dup2(stdin, first)
         spec["stdin"] = first
         first += 1
-    # the sockets and pipes of the others: whoever waits for their end would never see it while this worker held a copy
+    # close the sockets and pipes of other processes: as long as this worker holds a copy, their readers never see the end
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))

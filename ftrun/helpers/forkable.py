@@ -1,7 +1,7 @@
-"""Whether the fork server may still be forked: what an import has left in this process that no forked worker could use.
+"""Checks whether the fork server may still be forked: an import may have left state in it that no forked worker can use.
 
 torch refuses a backward in the child of a process in which autograd has started its device threads, and CUDA does not work in
-the child of a process that has initialized its driver. A bare count of threads says nothing: numpy's OpenBLAS starts one per core.
+the child of a process that has initialized its driver. The number of threads tells nothing: numpy's OpenBLAS starts one per core.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import signal
 import sys
 from pathlib import Path
 
-_AUTOGRAD = "pt_autograd_"  # the names that torch gives to autograd's device threads
+_AUTOGRAD = "pt_autograd_"  # prefix of the names of autograd's device threads
 _DRIVER = "libcuda.so.1"
-_SUCCESS = 0  # before cuInit every call of the driver answers CUDA_ERROR_NOT_INITIALIZED, and a stub always an error
+_SUCCESS = 0  # before cuInit every driver call returns CUDA_ERROR_NOT_INITIALIZED, and a stub always returns an error
 
 
 def obstacle() -> str:
-    """What stands in the way of a fork of this process, in words that follow "it"; "" when nothing does."""
+    """Return the obstacle to a fork of this process, in words that follow "it"; "" if there is none."""
     if _runs_autograd():
         return "started autograd's threads, which a forked process would lack (some code there ran a backward)"
     if _driver_is_initialized():
@@ -32,14 +32,14 @@ def obstacle() -> str:
 
 def _runs_autograd() -> bool:
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # the thread ended
             if (task / "comm").read_text().startswith(_AUTOGRAD):
                 return True
     return False
 
 
 def _driver_is_initialized() -> bool:
-    """Asks the driver only if something has loaded it already, and calls nothing that would initialize it."""
+    """Is the CUDA driver initialized? Asks only a driver that is loaded already, and makes no call that initializes it."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         count = driver.cuDeviceGetCount
@@ -49,7 +49,7 @@ def _driver_is_initialized() -> bool:
 
 
 def leave() -> None:
-    """What a forked child does first: it leaves the fork server's session, and its handlers."""
+    """Leave the fork server's session and signal handlers; a forked child calls this first."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""One GPU as NVML shows it: its events and its health, each read by a thread of its own that a wedged driver may keep.
+"""Watches one GPU by NVML: one thread reads its events and another its health, so that a wedged driver blocks only those threads.
 
-Runs in the watcher process (ftrun.helpers.nvml_reader) only, which is the only one that imports pynvml. It reports; it judges nothing.
+It runs in the watcher process (ftrun.helpers.nvml_reader) and reports to the launcher, which judges.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import pynvml
 
-INTERVAL = 1.0  # seconds between two looks at a GPU's health
-_WAIT_MS = 1000  # of one wait for an event
-_ANSWER = 0.03  # seconds that an event may wait for what belongs to it: recovery action and processes
-_RETRY = 1.0  # seconds between two tries on a GPU whose events cannot be had
+INTERVAL = 1.0  # seconds between two health samples of a GPU
+_WAIT_MS = 1000  # milliseconds of one wait for an event
+_ANSWER = 0.03  # seconds that an event waits for its recovery action and processes
+_RETRY = 1.0  # seconds between two tries to get a GPU's events
 _XID, _ECC, _UNAVAILABLE, _RECOVERY = 8, 2, 16384, 32768
 _EVENTS = _XID | _ECC | _UNAVAILABLE | _RECOVERY
 _KINDS = {_XID: "xid", _ECC: "ecc", _UNAVAILABLE: "lost", _RECOVERY: "recovery"}
@@ -41,7 +41,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass
 class NvmlDevice:
-    """What CUDA may be given: a whole GPU, or a MIG instance of one (`gi`, `ci`)."""
+    """A device for CUDA: a whole GPU, or a MIG instance of one (`gi`, `ci`)."""
 
     uuid: str
     handle: Any = field(repr=False, default=None)
@@ -52,11 +52,11 @@ class NvmlDevice:
 class Gpu:
     """One physical GPU. `devices`: the GPU itself, or its MIG instances. `tell` may be called from any thread.
 
-    `call`: the driver call its health thread is in and since when; `sample`: the last facts, {} before the first.
+    `call`: the current driver call of its health thread, and its begin; `sample`: the last facts, {} before the first.
     """
 
     def __init__(self, index: int, tell: Tell) -> None:
-        """Raises pynvml.NVMLError."""
+        """Look up GPU `index`; raise pynvml.NVMLError if the driver cannot return it."""
         self.index = index
         self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid: str = pynvml.nvmlDeviceGetUUID(self.handle)
@@ -67,14 +67,14 @@ class Gpu:
         self.sample: dict[str, Any] = {}
         self._tell = tell
         self._lost = ""
-        self._missing: set[str] = set()  # what this GPU does not support
+        self._missing: set[str] = set()  # NVML functions that the driver lacks
         self._counts: dict[str, int] = {}
         self._ecc_told = 0.0
         self._probes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._answering: threading.Thread | None = None
 
     def facts(self) -> dict[str, Any]:
-        """For the inventory."""
+        """Return the GPU's entry in the inventory."""
         mig = [{"uuid": d.uuid, "gi": d.gi, "ci": d.ci} for d in self.devices] if self.mig else []
         return {"index": self.index, "uuid": self.uuid, "name": self.name, "mig": mig}
 
@@ -83,7 +83,7 @@ class Gpu:
             threading.Thread(target=work, name=f"{work.__name__}-{self.index}", daemon=True).start()
 
     def probe(self, device: str) -> None:
-        """Look whether the device is well; the answer is told."""
+        """Queue a health check of the device; the health thread reports the answer."""
         self._probes.put(device)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Gpu:
         self._tell({**event, **more})
 
     def _companions(self) -> dict[str, Any]:
-        """Recovery action and processes, as far as the driver says in time; a failing one may never."""
+        """Return recovery action and processes, as far as the driver answers in time; a failing one may never answer."""
         found: dict[str, Any] = {"recovery": -1, "pids": self.sample.get("pids", {})}
         if self._answering is not None and self._answering.is_alive():
             return found
@@ -140,7 +140,7 @@ class Gpu:
         return dict(found)
 
     def _failed(self, code: int) -> None:
-        """A call failed: a lost GPU is told once, it does not come back to this process."""
+        """Report a lost GPU, once: it does not come back to this process. Ignore other errors of a call."""
         what = {_LOST: "lost", _RESET_REQUIRED: "reset-required"}.get(code, "")
         if what and what != self._lost:
             self._lost = what
@@ -184,19 +184,19 @@ class Gpu:
         }
 
     def _compare(self, counts: dict[str, int]) -> None:
-        """A driver without such events tells by counting."""
+        """Report grown error counts, and an ECC event for a driver that only counts."""
         before, self._counts = self._counts, counts
         if not before:
             return
         worse = any(counts.get(name, 0) > before.get(name, 0) for name in ("remap_failure", "ecc_double"))
-        if worse and time.monotonic() - self._ecc_told > 2 * INTERVAL:  # its event said so already
+        if worse and time.monotonic() - self._ecc_told > 2 * INTERVAL:  # else an event reported it already
             self._happened("ecc", 0)
         grown = {name: n for name, n in counts.items() if n != before.get(name, 0)}
         if grown:
             self._tell({"op": "counts", "gpu": self.uuid, "counts": grown})
 
     def _probe(self, uuid: str) -> dict[str, Any]:
-        """{"ok", "detail"}: does the device answer what every healthy one answers, and want no recovery?"""
+        """Return {"ok", "detail"}; ok: the device answers basic queries and asks for no recovery."""
         device = next((d for d in self.devices if d.uuid == uuid), None)
         if device is None:
             return {"ok": False, "detail": "it is not there any more"}
@@ -209,7 +209,7 @@ class Gpu:
         return {"ok": recovery == 0, "detail": f"recovery action {recovery}" if recovery else ""}
 
     def _processes(self) -> dict[str, list[int]]:
-        """Pids by device; a device whose processes cannot be had is left out."""
+        """Return the pids by device, without devices that do not report their processes."""
         found: dict[str, list[int]] = {}
         for device in self.devices:
             entries = self._ask("nvmlDeviceGetComputeRunningProcesses", device.handle)
@@ -222,7 +222,7 @@ class Gpu:
         return {int(v.fieldId): _number(v) for v in values or () if v.nvmlReturn == 0}
 
     def _strict(self, name: str, *arguments: Any) -> Any:
-        """Raises pynvml.NVMLError."""
+        """Call NVML function `name`, and note the call if this is the health thread; raise pynvml.NVMLError if it fails."""
         health = threading.current_thread().name.startswith("_watch_health")
         if health:
             self.call = (name, time.monotonic())
@@ -233,7 +233,7 @@ class Gpu:
                 self.call = None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """None where the driver has no answer."""
+        """Call NVML function `name`; return None if it fails."""
         if name in self._missing:
             return None
         try:
@@ -246,7 +246,7 @@ class Gpu:
 
 
 def _instances(handle: Any) -> list[NvmlDevice]:
-    """The MIG instances of a GPU, [] when it is whole."""
+    """Return the MIG instances of a GPU, [] if it is whole."""
     try:
         if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
             return []
@@ -260,7 +260,7 @@ def _instances(handle: Any) -> list[NvmlDevice]:
             gi, ci = pynvml.nvmlDeviceGetGpuInstanceId(mig), pynvml.nvmlDeviceGetComputeInstanceId(mig)
             found.append(NvmlDevice(pynvml.nvmlDeviceGetUUID(mig), mig, gi, ci))
         except pynvml.NVMLError:
-            continue  # the numbers have holes
+            continue  # no instance has this number
     return found
 
 

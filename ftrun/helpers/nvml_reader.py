@@ -1,7 +1,9 @@
-"""The watcher of the devices: a process of its own, since a driver call that never returns can not even be killed.
+"""The watcher of the devices: a process of its own, since a thread in a driver call that never returns cannot even be killed.
 
-It says what NVML says: the devices, their events at once, their health every second, and calls that do not return. The
-launcher (ftrun.host.devices.devices) makes something of it. Ends when the launcher does.
+Theory of operation. The main thread talks to the launcher and never calls the driver. A thread makes the inventory and starts two threads
+for each GPU (nvml_gpu.py), which report events at once and sample the GPU's health every second. The main thread publishes the samples
+and reports a call that does not return in time as wedged, and its return as unwedged. The launcher (ftrun.host.devices.devices) judges
+the reports. The watcher ends when the launcher does.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any
 
 from ftrun.core.shared import wire
 
-PATIENCE = 3.0  # seconds for one driver call before it is told
-_INIT_PATIENCE = 8.0  # seconds: a driver that is not kept loaded begins with its GPUs
+PATIENCE = 3.0  # seconds for one driver call before it is reported as wedged
+_INIT_PATIENCE = 8.0  # seconds for nvmlInit: a driver that is not kept loaded first initializes its GPUs
 _LOOK = 0.25
 _INIT = "nvmlInit"
 
@@ -37,16 +39,16 @@ def main() -> None:
 
 
 def count_devices() -> None:
-    """Print the inventory as JSON, for a count before there is a run."""
+    """Print the inventory as JSON, for a count before a run begins."""
     import json
 
     print(json.dumps(inventory(lambda message: None)[0]))
 
 
 def inventory(tell: Any) -> tuple[dict[str, Any], list[Any]]:
-    """The message about what is there, and the GPUs; blocks as long as the driver does.
+    """Return the inventory message and the GPUs; block as long as the driver does.
 
-    `error` says why there are none, `unusable` names those that the driver counts and cannot give.
+    In the message, `error` is the reason why there are no GPUs, and `unusable` maps each GPU that the driver cannot open to the reason.
     """
     import pynvml
 
@@ -68,14 +70,14 @@ def inventory(tell: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 class Watcher:
-    """Talks to the launcher; everything that asks the driver is done by threads that may get stuck."""
+    """The loop that talks to the launcher; only other threads, which may get stuck, call the driver."""
 
     def __init__(self, launcher: socket.socket) -> None:
         self._launcher = launcher
         self._lock = threading.Lock()
         self._gpus: list[Any] = []
-        self._began: float | None = time.monotonic()  # of nvmlInit, None once it returned
-        self._wedged: dict[str, str] = {}  # GPU ("" = all of them) -> the call that was told
+        self._began: float | None = time.monotonic()  # begin of nvmlInit, None when the inventory is complete
+        self._wedged: dict[str, str] = {}  # GPU ("" = all of them) -> the call that was reported as wedged
 
     def serve(self) -> None:
         threading.Thread(target=self._begin, name="begin", daemon=True).start()

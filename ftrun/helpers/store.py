@@ -1,4 +1,4 @@
-"""The store's process: a TCPStore in which the workers of a world meet. Forked from the fork server, it outlives every worker."""
+"""The store's process: serves the TCPStore in which the workers of a world meet. The fork server forks it; it outlives every worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ftrun.helpers import forkable
 _EVERYWHERE = "0.0.0.0"
 
 
-_VACATED = 5.0  # seconds in which a store that was ended has certainly left its port
+_VACATED = 5.0  # seconds within which an ended store has certainly released its port
 
 
 def _listen(host: str, port: int, only: bool) -> socket.socket:
-    """Raises OSError."""
-    # bound by us: torch would listen on every interface
+    """Listen on host and port, or on any port if the port is taken and not `only`; raise OSError if no port can be bound."""
+    # bind here, because torch would listen on every interface
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + _VACATED
     while True:
@@ -28,20 +28,20 @@ def _listen(host: str, port: int, only: bool) -> socket.socket:
             return socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL and host != _EVERYWHERE:
-                # others reach us by an address that this machine does not know
+                # other nodes reach this one by an address that this machine does not have (NAT)
                 host, family = _EVERYWHERE, socket.AF_INET
             elif error.errno != errno.EADDRINUSE or not port:
                 raise
             elif not only:
-                port = 0  # somebody else has it by now
+                port = 0  # another process took it meanwhile
             elif time.monotonic() > deadline:
                 raise
             else:
-                time.sleep(0.05)  # the store before this one is just ending
+                time.sleep(0.05)  # the earlier store is just ending
 
 
 def _answer(own: socket.socket, store: Any) -> None:
-    """Say that the store is alive when asked, once its own thread has answered too. Returns when nobody will ask again."""
+    """Answer each liveness question after the store's own thread has answered a query. Return when the launcher closes the socket."""
     try:
         wire.send(own, {"op": "ready"})
         while wire.receive(own) is not None:
@@ -52,7 +52,7 @@ def _answer(own: socket.socket, store: Any) -> None:
 
 
 def serve(launcher: socket.socket, own: int, order: dict[str, Any]) -> NoReturn:
-    """Serve a store on the host and port that the launcher ordered, until the launcher closes `own`, the store's own socket to it."""
+    """Serve a store on the ordered host and port, until the launcher closes `own`, the store's own socket to it."""
     try:
         forkable.leave()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,7 +70,7 @@ def serve(launcher: socket.socket, own: int, order: dict[str, Any]) -> NoReturn:
             os._exit(1)
         bound, port = listener.getsockname()[:2]
         here = "127.0.0.1" if bound == _EVERYWHERE else bound
-        # whoever connects from now on waits until the store answers
+        # a client that connects from now on waits until the store answers
         wire.send(launcher, {"op": "store", **answer, "port": port})
         from datetime import timedelta
 

@@ -109,7 +109,7 @@ class KeptCopy:
 
 @dataclass(frozen=True)
 class KeptNote(Note, kind="kept", key=0):
-    """Values of the script that the node's first rank keeps, as of step index `step`. `looked`: bodies after which it looked at all."""
+    """Values of the script that the node's first rank keeps, as of step index `step`. `looked`: number of bodies after which it looked."""
 
     rank: int
     step: int
