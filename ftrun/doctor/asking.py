@@ -1,4 +1,4 @@
-"""Facts that cost an import or may never come back (torch, NVML) are asked of a child process with a deadline."""
+"""Collects facts that need an expensive import or may never return (torch, NVML), in a child process with a deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftrun.host.services import spawn
 
 
 def ask(code: str, seconds: float) -> tuple[dict[str, Any] | None, str]:
-    """Run Python `code` that prints one JSON object last; (its object, "") or (None, why not)."""
+    """Run Python `code` whose last line of output is a JSON object; return (object, ""), or (None, reason) after `seconds` or an error."""
     try:
         done = subprocess.run(
             spawn.command(code), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds

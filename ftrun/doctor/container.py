@@ -1,4 +1,4 @@
-"""What ftrun asks of the kernel, tried for real: seccomp profiles of containers forbid some of it."""
+"""Tries the kernel features that ftrun uses, since the seccomp profile of a container may forbid some."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check() -> Iterator[Finding]:
 
 @contextlib.contextmanager
 def _child(work: Callable[[], None]) -> Iterator[int]:
-    """A forked process that does `work`, says so, and waits; killed at the end if it still is there."""
+    """Fork a process that does `work`, reports it, and waits; yield its pid, and kill it at the end."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -85,7 +85,7 @@ def _pidfd() -> str:
 def _memfd() -> str:
     fd = os.memfd_create("ftrun-doctor", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, 1 << 40)  # segments are as large as they may ever become, and take memory as they are written
+        os.ftruncate(fd, 1 << 40)  # a segment has its largest size from the start, and takes memory when it is written
         with mmap.mmap(fd, 4096) as memory:
             memory[:5] = b"ftrun"
         return "shared memory without a name, 1 TiB sparse"

@@ -1,4 +1,4 @@
-"""GPUs as NVML sees them, asked in a child: a wedged driver never answers."""
+"""Checks the driver and the GPUs by NVML, in a child process, since a wedged driver never answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftrun.host.devices.counting import gpu_count
 AREA = "devices"
 _SECONDS = 15.0
 _ABSENT = ("Library Not Found", "LibraryNotFound", "Driver Not Loaded", "DriverNotLoaded")
-_DRIVER = (525, 60, 13)  # the first with CUDA 12.0, whose cuGetProcAddress_v2 is needed
+_DRIVER = (525, 60, 13)  # the first with CUDA 12.0: ftrun needs its cuGetProcAddress_v2
 _RECOVERY = {
     1: "needs a reset",
     2: "needs a reboot of the machine",
@@ -29,10 +29,10 @@ _FIX = {
 
 
 def facts() -> dict[str, Any]:
-    """Driver and devices, from NVML. Runs in the child.
+    """Return driver and devices, from NVML; runs in the child.
 
     Raises:
-        Whatever pynvml raises when there is no driver.
+        pynvml.NVMLError: There is no driver.
     """
     import pynvml
 

@@ -1,6 +1,6 @@
-"""What `ftrun doctor` looks at, one finding a fact. Nothing here changes the machine, and the launcher's process imports no torch.
+"""Runs the checks of `ftrun doctor`, with one finding per fact. No check changes the machine, or imports torch in this process.
 
-Each check tries the thing itself (a lock, a process's death, a descriptor sent) instead of reading a version where it can.
+Where it can, a check tries the feature itself (a lock, a process's death, a descriptor sent) instead of reading a version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def examine(endpoint: str | None) -> Iterator[Finding]:
-    """Every finding, as it is made. `endpoint`: the folder or HOST[:PORT] where nodes are to meet, if any."""
+    """Yield every finding as soon as its check makes it. `endpoint`: the folder or HOST[:PORT] of the rendezvous, if any."""
     checks: tuple[tuple[str, Check], ...] = (
         ("software", software.check),
         ("devices", devices.check),
@@ -27,7 +27,7 @@ def examine(endpoint: str | None) -> Iterator[Finding]:
     for area, check in checks:
         try:
             yield from check()
-        except Exception as error:  # a check that cannot look must not hide what the others see
+        except Exception as error:  # a failing check must not hide the findings of the others
             yield Finding(
                 area, "check", WARNING, f"could not look: {type(error).__name__}: {error}", "please report this"
             )

@@ -1,4 +1,4 @@
-"""What a check of `ftrun doctor` found: one fact a finding."""
+"""Defines the findings of `ftrun doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact. `state` is ok, warning (works, but not everything or not well) or broken; `fix` says what to do then."""
+    """One fact. `state` is ok, warning (works partly or badly) or broken; `fix` is the remedy."""
 
     area: str
     name: str
@@ -21,7 +21,7 @@ class Finding:
 
 
 def worst(findings: list[Finding]) -> str:
-    """The gravest state of all."""
+    """Return the gravest state of the findings."""
     states = {finding.state for finding in findings}
     return BROKEN if BROKEN in states else WARNING if WARNING in states else OK
 

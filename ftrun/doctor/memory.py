@@ -1,4 +1,4 @@
-"""Memory, shared memory, and the limits on both: what runs out first when weights live in shared memory."""
+"""Checks memory, shared memory and their limits, which run out first when weights live in shared memory."""
 
 from __future__ import annotations
 

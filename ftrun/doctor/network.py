@@ -1,4 +1,4 @@
-"""Where nodes meet and what they talk over: file locks in a rendezvous folder, names, interfaces, ports."""
+"""Checks rendezvous and network: file locks in a rendezvous folder, host names, interfaces, ports."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ftrun.doctor.findings import BROKEN, OK, WARNING, Finding
 
 AREA, RENDEZVOUS = "network", "rendezvous"
 _SIOCGIFADDR = 0x8915
-_SKEW = 2.0  # seconds between our clock and the file server's
+_SKEW = 2.0  # the most seconds between this machine's clock and the file server's
 _CONNECT = 3.0
 _PORTS = {29400: "c10d", 29500: "static"}
 # mount options with which a lock holds on this machine only
 _LOCAL_LOCKS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre": ("localflock", "noflock")}
 
 
-# ---- where nodes meet ----
+# ---- rendezvous ----
 
 
 def is_folder(endpoint: str) -> bool:
@@ -35,14 +35,14 @@ def is_folder(endpoint: str) -> bool:
 
 
 def rendezvous(endpoint: str | None) -> Iterator[Finding]:
-    """The folder (or host and port) given with --rdzv-endpoint, else this user's run folder."""
+    """Check the folder (or host and port) given with --rdzv-endpoint, else this user's run folder."""
     if endpoint is not None and not is_folder(endpoint):
         yield _reach(endpoint)
         return
     try:
         folder = Path(endpoint) if endpoint is not None else paths.runs_root()
     except FtrunError:
-        return  # told by the memory checks
+        return  # the memory checks report it
     if not folder.is_dir():
         yield Finding(
             RENDEZVOUS, "folder", BROKEN, f"{folder} is not a directory here", "create it, or mount it on every node"
@@ -53,7 +53,7 @@ def rendezvous(endpoint: str | None) -> Iterator[Finding]:
 
 
 def _reach(endpoint: str) -> Finding:
-    """HOST[:PORT] of a c10d rendezvous: its server starts with the run, so nobody may answer yet."""
+    """Check HOST[:PORT] of a c10d rendezvous. Its server starts with the run, so a refused connection is fine."""
     from ftrun.host.nodes.carriers.client import split_endpoint
 
     host, port = split_endpoint(endpoint, 29400)
@@ -93,7 +93,7 @@ def _locks(folder: Path) -> Finding:
 
 
 def local_locks(kind: str, options: list[str]) -> str:
-    """What of a mount's options makes locks hold on this machine only; empty when nothing does."""
+    """Return the mount option that limits locks to this machine, "" if there is none."""
     for name, bad in _LOCAL_LOCKS.items():
         if kind.startswith(name) and (found := [option for option in bad if option in options]):
             return found[0]
@@ -101,7 +101,7 @@ def local_locks(kind: str, options: list[str]) -> str:
 
 
 def _try_lock(path: Path) -> tuple[bool, bool]:
-    """(a second process was kept out while the first held the lock, and could take it when the first had died)."""
+    """Return two answers: did a child's lock keep this process out, and could this process take the lock after the child's death?"""
     ready, held = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -164,7 +164,7 @@ def _clock(folder: Path) -> Finding:
     return Finding(RENDEZVOUS, "clock", OK, "the folder's and ours agree")
 
 
-# ---- what they talk over ----
+# ---- network ----
 
 
 def check() -> Iterator[Finding]:
@@ -178,7 +178,7 @@ def check() -> Iterator[Finding]:
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Interfaces that are up and have an IPv4 address."""
+    """Yield name and address of the interfaces that have an IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -227,7 +227,7 @@ def _gloo(addresses: dict[str, str]) -> Finding:
 
 
 def _nccl(addresses: dict[str, str]) -> Finding:
-    """NCCL's own choice: InfiniBand first, then what is neither docker nor lo, then those."""
+    """Report the interface that NCCL would choose."""
     wanted = os.environ.get("NCCL_SOCKET_IFNAME", "")
     verbs = sorted(os.listdir("/sys/class/infiniband")) if os.path.isdir("/sys/class/infiniband") else []
     chosen = nccl_choice(wanted, list(addresses))
@@ -245,7 +245,10 @@ def _nccl(addresses: dict[str, str]) -> Finding:
 
 
 def nccl_choice(wanted: str, names: list[str]) -> str:
-    """The interface that NCCL would take for NCCL_SOCKET_IFNAME=`wanted`; empty when none fits."""
+    """Return the interface that NCCL takes for NCCL_SOCKET_IFNAME=`wanted`, "" if none fits.
+
+    Without a wish NCCL takes an ib interface first, then any other, then docker, then lo.
+    """
     if wanted:
         exclude, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
         listed = [part for part in wanted.lstrip("^=").split(",") if part]

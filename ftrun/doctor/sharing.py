@@ -1,4 +1,4 @@
-"""Can weights on a GPU outlive a worker? Asked of the CUDA driver itself, in a child: a wedged one never answers."""
+"""Checks whether weights on a GPU can outlive a worker. A child process asks the CUDA driver, since a wedged driver never answers."""
 
 from __future__ import annotations
 

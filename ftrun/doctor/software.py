@@ -1,4 +1,4 @@
-"""Python, torch, NCCL and ftrun's native library, with versions that are known to fail."""
+"""Checks Python, kernel, torch, NCCL and ftrun's native library for versions that are known to fail."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def _torch(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _private(facts: dict[str, Any]) -> Finding:
-    """The names of torch and Python that are no public interface, and what it costs where one is missing."""
+    """Check the private names of torch and Python that ftrun uses, and report the features that a missing one costs."""
     lacking = facts["private"]
     if not lacking:
         return Finding(AREA, "private names", OK, "all that ftrun uses are there")
     costs = "; ".join(f"{name['name']} is missing (needed for {name['needs']}): {name['without']}" for name in lacking)
-    # what only some models need is no fault of the installation: protect() refuses those by name
+    # a name that only some models need is no fault of the installation: protect() refuses those models by name
     state = BROKEN if any(name["needs"] in ("start", "protect", "protect of DDP") for name in lacking) else WARNING
     return Finding(AREA, "private names", state, costs, f"use {TORCH_RANGE}")
 

@@ -1,1 +1,1 @@
-"""Fault injection: the plan file and what fires inside a worker. Never imports torch."""
+"""Fault injection: plans, requests on a live run, and the trigger inside a worker. Never imports torch."""

@@ -1,6 +1,6 @@
-"""Faults of a device: told to the launcher, marked as simulated. The driver's own word is never forged.
+"""Simulates faults of a device: sends the launcher an event that is marked as simulated. It forges no report of the driver.
 
-Which device a rank uses stands in the run directory's devices.json.
+The run directory's devices.json maps each rank to its device.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ftrun.faults import requests
 from ftrun.faults.kinds import FaultKind
 
 _NO_INSTANCE = 0xFFFFFFFF
-_EVENTS = {"xid": "xid", "ecc": "ecc", "gpu-lost": "lost"}  # as the launcher's watcher of the devices says them
+_EVENTS = {"xid": "xid", "ecc": "ecc", "gpu-lost": "lost"}  # fault kind -> kind in an event of the watcher of the devices
 
 
 class NoDevice(Exception):
-    """There is no device that could be struck; the message says why."""
+    """There is no device to strike; the message says why."""
 
 
 def prepare(
     run_dir: Path, board: Board, rank: int, kind: FaultKind, argument: float | None
 ) -> tuple[str, Callable[[], None]]:
-    """What happens to the device of `rank`, in words, and making it happen.
+    """Return the fault of `rank`'s device in words, and the function that simulates it.
 
     Raises:
-        NoDevice
+        NoDevice: The rank uses no device that NVML watches.
     """
     row = _device_of(run_dir, rank)
 
@@ -53,7 +53,7 @@ def _device_of(run_dir: Path, rank: int) -> dict[str, Any]:
 
 
 def message(request: requests.Request) -> dict[str, Any]:
-    """What the watcher of the devices would have said."""
+    """Return the event that the watcher of the devices would have sent."""
     return {
         "op": "event", "gpu": request.at, "kind": _EVENTS[request.kind], "code": int(request.argument or 0),
         "gi": _NO_INSTANCE, "ci": _NO_INSTANCE, "recovery": 0, "pids": {}, "simulated": True,

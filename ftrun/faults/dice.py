@@ -1,6 +1,6 @@
-"""Random faults from a seed: which fault strikes in which step is a function of (rate, seed, step, world size) alone.
+"""Draws random faults from a seed: the fault of a step is a function of the fields of `Dice` and the step alone.
 
-So a run with the same seed meets the same faults, whatever its timing; a step that is done again meets none twice.
+So a run with the same seed gets the same faults, whatever its timing. No fault strikes a redone step a second time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from ftrun.faults.kinds import KINDS
 from ftrun.faults.plan import InjectedFault
 
-RANDOM = "random"  # Fault.source
-# what a rank is replaced for, or does a step again for, without anything being lost
+RANDOM = "random"  # InjectedFault.source, before its seed
+# kinds after which ftrun replaces the rank or redoes the step, and nothing is lost
 MIXTURE = ("kill", "segv", "abort", "exception", "freeze")
 
 
 @dataclass(frozen=True)
 class Dice:
-    """`rate`: how likely a step has a fault, 0 to 1. `kind` "" = drawn from MIXTURE. `first`: the first step with any."""
+    """A source of random faults. `rate`: probability of a fault per step; `kind` "" = drawn from MIXTURE; `first`: no fault before it."""
 
     rate: float
     seed: int
@@ -28,7 +28,7 @@ class Dice:
     first: int = 0
 
     def draw(self, step: int) -> InjectedFault | None:
-        """The fault of `step`, if it has one."""
+        """Return the fault of `step`, None if it has none."""
         if step < self.first:
             return None
         dice = random.Random(f"ftrun {self.seed} {step}")
@@ -51,7 +51,7 @@ class Dice:
 
 
 def check(rate: float, seed: int) -> None:
-    """Raises ValueError for a rate that is no probability, or a negative seed."""
+    """Raise ValueError for a rate that is no probability, or a negative seed."""
     if not 0 <= rate <= 1:
         raise ValueError(f"RATE is how likely a step has a fault, 0 to 1 (0.02: one step in 50), not {rate:g}")
     if seed < 0:

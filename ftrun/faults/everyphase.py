@@ -1,4 +1,4 @@
-"""Plans that kill a rank in every phase of a step, spread over a run whose steps are known. Makes text, fires nothing."""
+"""Makes plans that kill a rank in every phase of a step and of a recovery, spread over the steps of a run. It fires nothing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 IN_A_STEP = ("idle", "forward", "backward", "gate", "update")
 IN_A_RECOVERY = ("stop", "reset", "restore")
-# half an update is made good from another rank's memory, and a recovery begins with another rank's death
+# half an update is repaired from another rank's memory, and a recovery begins with another rank's death
 NEED_ANOTHER = ("update", *IN_A_RECOVERY)
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Rank `rank` is killed in phase `at` of step `step`."""
+    """A kill of rank `rank` in phase `at` of step `step`."""
 
     at: str
     rank: int
@@ -20,7 +20,11 @@ class Kill:
 
 
 def plans(steps: list[int], ranks: int) -> list[list[Kill]]:
-    """Kills for each run: one a step and phase, from the first step to the last; several runs when there are few steps."""
+    """Return the kills of each run: one for each phase, spread from the first step to the last.
+
+    A kill in a recovery comes with one in the same step's backward pass, which causes the recovery. With fewer steps than phases
+    there are several runs, of one phase per step.
+    """
     phases = [phase for phase in IN_A_STEP + IN_A_RECOVERY if ranks > 1 or phase not in NEED_ANOTHER]
     runs = []
     for begin in range(0, len(phases), len(steps)):
@@ -37,10 +41,10 @@ def plans(steps: list[int], ranks: int) -> list[list[Kill]]:
 
 
 def missed(kills: list[Kill], unfired: tuple[str, ...]) -> list[Kill]:
-    """The kills of a plan that have to be tried again, by what the run says did not fire.
+    """Return the kills of a plan to try again. `unfired`: the faults that the run reported as not fired.
 
-    A rank may still be finishing the step before when another one dies in this step's backward pass: then its own death in the
-    recovery, which is bound to the step, does not come.
+    A rank may still finish the previous step while another one dies in this step's backward pass; its kill in the recovery
+    is bound to this step and does not fire then.
     """
     again: list[Kill] = []
     for first, kill in zip([None, *kills], kills, strict=False):

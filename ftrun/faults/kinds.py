@@ -1,6 +1,6 @@
-"""Every kind of fault that can be injected: what its argument is, in which phases it makes sense, and how it arrives.
+"""Lists every kind of fault that can be injected, with its argument, its phases, and the way it arrives.
 
-Plain data; fires nothing. Plans, `ftrun inject-fault` and the tests read the same table.
+This is plain data and fires nothing. Plans, `ftrun inject-fault` and the tests read the same table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ STEP_PHASES = ("forward", "backward", "gate", "update", "idle")
 REPAIR_PHASES = ("stop", "reset", "restore")
 PHASES = (*STEP_PHASES, *REPAIR_PHASES)
 
-# how a kind arrives when no phase was asked for
+# the ways in which a kind arrives if no phase is given
 SIGNAL = "signal"  # a signal from outside, at once
 INSIDE = "inside"  # the worker does it to itself at its next phase change
 DEVICE = "device"  # the device's driver reports it
@@ -21,9 +21,9 @@ MACHINE = "machine"  # it strikes the launcher, or everything on this node
 
 @dataclass(frozen=True)
 class FaultKind:
-    """`argument` "" = it takes none. `phases`: where a worker can fire it. `lasts`: it may end by itself after a while.
+    """A kind of fault. `argument` "" = it takes none; `phases`: a worker can fire it there; `lasts`: it may have a duration.
 
-    `anywhere`: the phases meant when none is given.
+    `anywhere`: the phases that count if none is given.
     """
 
     name: str
@@ -43,7 +43,7 @@ _ALL = (
     FaultKind("segv", "a segmentation fault", SIGNAL),
     FaultKind("abort", "SIGABRT, as a failed assertion in C++", SIGNAL),
     FaultKind("exit", "leaves with an exit code", argument="CODE"),
-    # not at the gate: a rank that has arrived there runs none of the script's code until it has passed
+    # not at the gate: a rank that has arrived there runs no code of the script before it passes
     FaultKind("exception", "raises RuntimeError", phases=tuple(p for p in PHASES if p != "gate"), anywhere=_GRADIENTS),
     FaultKind("oom", "eats memory until the kernel kills it"),
     FaultKind("freeze", "SIGSTOP", SIGNAL, lasts=True),
@@ -63,10 +63,10 @@ KINDS: dict[str, FaultKind] = {kind.name: kind for kind in _ALL}
 
 
 def parse(text: str) -> tuple[FaultKind, float | None]:
-    """`exit:3` -> (the kind, 3.0).
+    """Parse a kind and its argument: `exit:3` -> (the kind, 3.0).
 
     Raises:
-        ValueError: With a sentence.
+        ValueError: The kind is unknown, or the argument does not fit it; the message is for people.
     """
     name, colon, rest = text.partition(":")
     kind = KINDS.get(name)
@@ -94,12 +94,12 @@ def parse(text: str) -> tuple[FaultKind, float | None]:
 
 
 def spelled(name: str, argument: float | None) -> str:
-    """Inverse of `parse`."""
+    """Invert `parse`."""
     return name if argument is None else f"{name}:{argument:g}"
 
 
 def check_phase(kind: FaultKind, at: str) -> None:
-    """Raises ValueError when no such phase is known, or the kind cannot strike in it."""
+    """Raise ValueError if there is no such phase, or the kind cannot strike in it."""
     if at not in PHASES:
         raise ValueError(f"unknown phase {at!r}{_near(at, PHASES)} (known: {', '.join(PHASES)})")
     if at not in kind.phases:
@@ -108,7 +108,7 @@ def check_phase(kind: FaultKind, at: str) -> None:
 
 
 def check_duration(kind: FaultKind, seconds: float) -> None:
-    """Raises ValueError when the kind cannot end by itself, or that is no duration."""
+    """Raise ValueError if the kind has no duration, or `seconds` is not a positive finite number."""
     if not kind.lasts:
         lasting = ", ".join(k.name for k in _ALL if k.lasts)
         raise ValueError(f"{kind.name} has no duration; only these do: {lasting}")

@@ -1,6 +1,6 @@
-"""Running out of host memory for real, in a memory cgroup made for one process, so that nobody else is in danger.
+"""Makes a process run out of host memory, in a memory cgroup for this process alone, so that no other process is in danger.
 
-The kernel kills; nothing here does. Without the right to make a memory cgroup it is refused, with the reason.
+The kernel kills the process, not this file. Without the right to make a memory cgroup it raises NotPossible with the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ftrun.core.system.cgroup import group_files
 
-LIMIT = 64 << 20  # bytes that the process may take beyond what it has
+LIMIT = 64 << 20  # bytes that the process may allocate after it entered the group
 _CHUNK = 4 << 20
 _PREFIX = "ftrun-oom-"
 
@@ -21,7 +21,7 @@ class NotPossible(Exception):
 
 
 def why_not() -> str:
-    """Why it cannot be done on this machine by this user, "" when it can."""
+    """Return the reason why this user cannot make a memory cgroup on this machine, "" if it works."""
     try:
         discard(make())
     except NotPossible as error:
@@ -30,10 +30,10 @@ def why_not() -> str:
 
 
 def make() -> Path:
-    """A new memory cgroup below our own, with the limit set and without swap.
+    """Make a memory cgroup below this process's own, with the limit and without swap.
 
     Raises:
-        NotPossible
+        NotPossible: There is no memory cgroup here, or this user may not make one.
     """
     parent = _own()
     group = parent / f"{_PREFIX}{os.getpid()}"
@@ -57,14 +57,14 @@ def make() -> Path:
 
 
 def _own() -> Path:
-    # every group of version 2 has cgroup.controllers; the one at the root has no limit
+    # every group of version 2 has cgroup.controllers; only the root group has no limit
     for path in group_files("self", "memory", "memory.limit_in_bytes", "cgroup.controllers"):
         return path.parent
     raise NotPossible("oom needs a memory cgroup, and this machine shows none in /sys/fs/cgroup; inject kill instead")
 
 
 def _quietly(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):  # no such setting in this kernel
+    with contextlib.suppress(OSError):  # this kernel has no such setting
         path.write_text(text)
 
 
@@ -72,7 +72,7 @@ def enter(group: Path) -> None:
     """Move this process into the group.
 
     Raises:
-        NotPossible
+        NotPossible: The kernel refuses it.
     """
     try:
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -81,10 +81,10 @@ def enter(group: Path) -> None:
 
 
 def eat() -> None:
-    """Take memory until the kernel kills this process, which entered its group.
+    """Allocate memory until the kernel kills this process, which must have entered the group.
 
     Raises:
-        RuntimeError
+        RuntimeError: The process took four times the limit and was not killed.
     """
     taken = []
     for _ in range(4 * LIMIT // _CHUNK):
@@ -93,7 +93,7 @@ def eat() -> None:
 
 
 def discard(group: Path) -> bool:
-    """Remove a group that no process is in any more; False while one is."""
+    """Remove an empty group; return False if it cannot be removed, as while a process is in it."""
     try:
         group.rmdir()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Faults that come from outside of the process they strike: signals, and the death of the launcher or of a whole node.
+"""Strikes a process from outside: signals, and the death of the launcher or of a whole node.
 
-Used by `ftrun inject-fault`, and by a worker whose plan strikes more than itself. Standard library only.
+`ftrun inject-fault` uses it, and a worker whose plan strikes more than itself. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ def strike(pidfd: int, pid: int, kind: str) -> None:
     """Send the signal of `kind` to the process.
 
     Raises:
-        ProcessLookupError: When it is gone.
+        ProcessLookupError: The process is gone.
     """
     if kind in ("segv", "abort"):
-        with contextlib.suppress(OSError):  # no core file of the size of a model
+        with contextlib.suppress(OSError):  # avoid a core file of the size of a model
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, resource.prlimit(pid, resource.RLIMIT_CORE)[1]))
     signal.pidfd_send_signal(pidfd, SIGNALS[kind])
 
 
 def await_journal(run_dir: Path, firing: str) -> None:
-    """Give the launcher the time to note its own end: until the journal has `firing` (its file), or a moment is over."""
+    """Wait until the launcher's journal has `firing` (the name of its file), at most 2 s, so that the fault is on record before it strikes.
+
+    Raises:
+        OSError: The journal cannot be read.
+    """
     tail = Tail(run_dir / JOURNAL)
     try:
         wait_for(
@@ -51,28 +55,28 @@ def await_journal(run_dir: Path, firing: str) -> None:
 
 
 def kill_launcher(launcher: int) -> None:
-    """SIGKILL for the launcher alone.
+    """Send SIGKILL to the launcher alone.
 
     Raises:
-        ProcessLookupError
+        ProcessLookupError: The launcher is gone.
     """
     os.kill(launcher, signal.SIGKILL)
 
 
 def kill_node(launcher: int) -> None:
-    """SIGKILL for the launcher and everything below it, as if the machine lost its power: nobody gets to react.
+    """Send SIGKILL to the launcher and all its descendants, as if the machine lost power: no process can react.
 
-    The calling process may be one of them; it goes last.
+    If the calling process is one of them, it goes last.
 
     Raises:
-        ProcessLookupError: When the launcher is gone.
+        ProcessLookupError: The launcher is gone.
     """
-    os.kill(launcher, signal.SIGSTOP)  # it must not see the others die
+    os.kill(launcher, signal.SIGSTOP)  # stop it before it notices the other deaths
     own = os.getpid()
     struck = own in _below(launcher)
     stopped: set[int] = set()
     while new := {pid for pid in _below(launcher) if pid not in stopped and pid != own}:
-        for pid in new:  # stopped before they are killed: a fork server makes no more children
+        for pid in new:  # stop all before the kill, so that the fork server makes no more children
             stopped.add(pid)
             _send(pid, signal.SIGSTOP)
     for pid in (*stopped, launcher):
@@ -87,7 +91,7 @@ def _send(pid: int, signum: int) -> None:
 
 
 def _below(pid: int) -> set[int]:
-    """Every descendant."""
+    """Return all descendants of a process."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:

@@ -1,4 +1,4 @@
-"""The fault plan: a TOML file that says which fault strikes which rank, where, and how often.
+"""Reads the fault plan: a TOML file that lists faults with rank, place and number of times.
 
     seed = 1
 
@@ -11,8 +11,7 @@
     times = 1            # default 1
     for = 2.5            # seconds, for kinds that can end by themselves; left out: for ever
 
-Reading it is all this file does: it fires nothing, writes nothing and never imports torch. Every mistake is a
-ConfigError that starts with FILE:LINE.
+This file only reads: it fires nothing, writes nothing and never imports torch. Every mistake is a ConfigError that starts with FILE:LINE.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _TABLE = re.compile(r"\s*\[+\s*[\"']?([A-Za-z0-9_-]+)")
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """One entry. `index` counts entries from 0; `argument` is None for kinds that take none; `step` None = any step.
+    """One fault to fire. `index` identifies it within its `source`: entry of the plan from 0, number of the request, or the random step.
 
-    `epoch` None = any, or none: a step is counted in its loop.
+    `argument` is None for kinds that take none; `step` None = any step; `epoch` None = any, or a script without epochs.
     """
 
     index: int
@@ -52,19 +51,19 @@ class InjectedFault:
     line: int
     seconds: float | None = None  # how long it lasts; None = for ever
     epoch: int | None = None
-    source: str = "plan"  # who asked for it: a plan, a request on the live run, or chance (ftrun.faults.dice)
+    source: str = "plan"  # its origin: "plan", "request" on the live run, or "random-SEED" (ftrun.faults.dice)
 
     def __str__(self) -> str:
         kind = kinds.spelled(self.kind, self.argument)
         return f"{kind} on rank {self.rank} in {self.at} of {where(self.epoch, self.step) or 'any step'}"
 
     def is_due(self, epoch: int | None, step: int) -> bool:
-        """In that step of that epoch?"""
+        """Is the fault due in that step of that epoch?"""
         return self.step in (None, step) and self.epoch in (None, epoch)
 
 
 def where(epoch: int | None, step: int | None) -> str:
-    """Which steps are meant, in words; "" for any."""
+    """Name the steps of a fault in words; "" for any step."""
     if step is not None:
         return place(step, epoch, 0)
     return "" if epoch is None else f"epoch {epoch}"
@@ -72,17 +71,17 @@ def where(epoch: int | None, step: int | None) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that was read and found good. `path` is for messages."""
+    """A valid plan. `path` is for messages."""
 
     path: Path
     seed: int
     faults: tuple[InjectedFault, ...]
 
     def check_ranks(self, world_size: int) -> None:
-        """Refuse a fault for a rank that the run does not have.
+        """Check that every fault's rank exists.
 
         Raises:
-            ConfigError
+            ConfigError: A fault names a rank that the run does not have.
         """
         for fault in self.faults:
             if fault.rank >= world_size:
@@ -92,7 +91,7 @@ class Plan:
 
 
 class _Lines:
-    """Where each key of the file stands; the TOML parser does not tell."""
+    """The line of each key in the file, which the TOML parser does not report."""
 
     def __init__(self, text: str) -> None:
         self.headers: list[int] = []
@@ -116,31 +115,31 @@ def load_plan(path: Path | str) -> Plan:
     """Read a plan.
 
     Raises:
-        ConfigError: For a file that cannot be read or is not a good plan.
+        ConfigError: The file cannot be read, or is not a valid plan.
     """
     return parse_plan(read_text(path), path)
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a plan.
+    """Read the text of a plan.
 
     Raises:
-        ConfigError
+        ConfigError: The file cannot be read, or is not UTF-8.
     """
     return toml.read_text(path, "the fault plan")
 
 
 def parse_plan(text: str, path: Path | str) -> Plan:
-    """The plan that a text says; `path` is named in errors.
+    """Parse the text of a plan; errors name `path`.
 
     Raises:
-        ConfigError: For one that is no good plan.
+        ConfigError: The text is not a valid plan.
     """
     return _Reader(Path(path), _Lines(text)).plan(toml.parse(path, text))
 
 
 class _Reader:
-    """Checks the parsed file, key by key."""
+    """A checker that turns the parsed file into a Plan, key by key."""
 
     def __init__(self, path: Path, lines: _Lines) -> None:
         self._path = path

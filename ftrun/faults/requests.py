@@ -1,7 +1,8 @@
-"""Faults asked for on a live run: a request is a file in the run directory, the board word REQUESTS its doorbell.
+"""Posts requests for faults on a live run: a request is a file in the run directory, and the board word REQUESTS its doorbell.
 
-RUN_DIR/requests/N.json is written whole before the word is changed. Whoever renames it to N.taken has it: the worker that
-fires it, or the person who takes it back; so it is fired once or never. No torch, no decisions.
+Theory of operation. A client writes RUN_DIR/requests/N.json whole and then sets the word to N. Each trigger that sees the word change reads
+the pending requests. The process that renames N.json to N.taken owns the request: the worker that fires it, or the command that
+withdraws it; so a request fires once or never. This file imports no torch and decides nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from ftrun.faults.plan import InjectedFault, where
 
 FOLDER = "requests"
 FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
-REQUEST = "request"  # Fault.source
+REQUEST = "request"  # InjectedFault.source
 
 
 @dataclass(frozen=True)
 class Request:
-    """`op` is FAULT, DRAIN, RANDOM, or DEVICE (for the launcher: `at` is the device's UUID).
+    """A request. `op` is FAULT, DRAIN, RANDOM, or DEVICE (for the launcher: `at` is the device's UUID).
 
-    `at` "" = any phase of a step; `step` None = any step; `epoch` None = any, or none; `seconds` None = for ever. A RANDOM one is for
-    every rank (`rank` -1): `rate` faults a step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked` is unix
-    time.
+    `at` "" = any phase of a step; `step` None = any step; `epoch` None = any, or none; `seconds` None = for ever. A RANDOM request is
+    for all ranks (`rank` -1): `rate` faults per step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked`: unix time.
     """
 
     op: str
@@ -45,7 +45,7 @@ class Request:
     epoch: int | None = None
 
     def as_fault(self) -> InjectedFault:
-        """What a trigger fires. A drain is one that the rank's worker waits for between two steps."""
+        """Return the fault for a trigger to fire. In a drain the rank's worker waits for its end between two steps."""
         return InjectedFault(
             index=self.number,
             kind=self.kind,
@@ -67,10 +67,10 @@ class Request:
 
 
 def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
-    """Write the request under the next free number; gives it with that number. Rings nobody.
+    """Write the request under the next free number, and return it with that number. The caller sets REQUESTS and rings.
 
     Raises:
-        OSError
+        OSError: The file cannot be written.
     """
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -82,7 +82,7 @@ def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:
 
 
 def _reserve(folder: Path) -> int:
-    """A number that no other request has or had: whoever makes its file first has it."""
+    """Reserve a number that no other request has or had, by exclusive creation of its file."""
     number = 1 + max(map(_number, folder.iterdir()), default=0)
     while True:
         try:
@@ -93,7 +93,7 @@ def _reserve(folder: Path) -> int:
 
 
 def take(run_dir: Path, number: int) -> bool:
-    """Have the request for oneself, to fire it or to take it back; False when somebody else has it."""
+    """Take the request, to fire or withdraw it; return False if another process took it."""
     folder = run_dir / FOLDER
     try:
         os.rename(folder / f"{number}.json", folder / f"{number}.taken")
@@ -103,10 +103,10 @@ def take(run_dir: Path, number: int) -> bool:
 
 
 def pending(run_dir: Path) -> list[Request]:
-    """Requests that nobody has taken, oldest first."""
+    """Return the requests that no process has taken, oldest first."""
     found = []
     for path in sorted((run_dir / FOLDER).glob("*.json"), key=_number):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # taken just now, or not one of ours
+        with contextlib.suppress(OSError, ValueError, TypeError):  # a process took it just now, or the file is no request
             found.append(Request(**json.loads(path.read_text())))
     return found
 

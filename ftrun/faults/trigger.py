@@ -1,8 +1,9 @@
-"""Firing faults inside a worker, and the record of what fired: those of a plan, of chance, and of requests on a live run.
+"""Fires faults inside a worker (from a plan, at random, or by request on a live run) and records each firing.
 
-A fault may end the process that fires it, so it is counted before it strikes: each firing first claims a file
-RUN_DIR/faults/NAME-N.json, made whole and at once by a hard link. A replacement sees the claims of the dead and
-fires no more than `times`. This file decides nothing about recovery and never imports torch.
+Theory of operation. The worker calls `fire` at every phase change. For a fault that is due, the trigger prepares it (CannotStrike: it tries
+again at the next such place), takes its request, claims the firing, and strikes. A fault may end the process that fires it, so the claim
+comes first: a file RUN_DIR/faults/NAME-N.json, which a hard link creates whole and at once. A replacement sees the claims of the dead
+worker, so a fault fires at most `times` times. This file decides nothing about recovery and never imports torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ftrun.faults.kinds import DEVICE, KINDS, MACHINE, STEP_PHASES
 from ftrun.faults.plan import InjectedFault, Plan
 
 FOLDER = "faults"
-_UNFELT_FILE = ".unfelt"  # in place of .json: what fired changed nothing
+_UNFELT_FILE = ".unfelt"  # in place of .json: the firing changed nothing
 UNFELT = (
     "it changed nothing: every gradient is finite all the same (where a model gives its loss itself, no gradient depends on "
     "the loss's value; nan at backward strikes a gradient)"
@@ -37,21 +38,21 @@ UNFELT = (
 
 # phases in which a slowed rank works by itself; stretching its waits would slow it twice
 _WORKING = frozenset(("forward", "backward", "update"))
-_DRAINED = 30.0  # seconds that a worker which is to be moved waits for its end, before it goes on
+_DRAINED = 30.0  # seconds that a drained worker waits for its end before it goes on
 
-# prepares a fault that only the worker itself knows how to do: (phase, seed) -> what it will do, in words, and doing it
+# prepares a fault that only the worker itself can do: (phase, seed) -> the fault in words, and the function that does it
 Prepare = Callable[[str, int], tuple[str, Callable[[], None]]]
 
 
 class CannotStrike(Exception):
-    """This fault cannot be done here and now; the message says why."""
+    """This fault cannot strike here and now; the message says why."""
 
 
 @dataclass(frozen=True)
 class Firing:
-    """One firing: entry `fault` of its `source` for the `count`-th time. `time` is unix seconds, `t` monotonic seconds.
+    """One firing: fault `fault` of its `source` for the `count`-th time. `time` is unix seconds, `t` monotonic seconds.
 
-    `source` is "plan", "request" or "random-SEED" (there `fault` is the step). `pid`: the process that is struck.
+    `source` is "plan", "request" or "random-SEED" (there `fault` is the step). `pid`: the process that the fault strikes.
     """
 
     fault: int
@@ -70,16 +71,16 @@ class Firing:
 
     @property
     def file(self) -> str:
-        """Name of its file, which no other firing has."""
+        """Return the name of its file, which no other firing has."""
         prefix = "" if self.source == "plan" else f"{self.source}-"
         return f"{prefix}{self.fault}-{self.count}.json"
 
 
 class Trigger:
-    """The faults of one rank. The worker calls `fire` at every phase change; without a match that is two look-ups.
+    """The faults of one rank. The worker calls `fire` at every phase change, which is cheap while no fault waits.
 
-    `rank` None (a parked spare) never fires. `run_dir` defaults to the worker's own run directory. Without `board` no
-    request is heard. `own` prepares the kinds that need more than a process to strike: nan, bitflip, comm.
+    `rank` None (a parked spare) never fires. `run_dir` defaults to the worker's own run directory. Without `board` it reads no
+    requests. `own` prepares the kinds that need the worker's state: nan, bitflip, comm.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class Trigger:
         self._board = board
         self._own = own or {}
         self._seed = plan.seed if plan else 0
-        self.seen = 0  # value of the word REQUESTS whose requests are known
+        self.seen = 0  # value of the word REQUESTS up to which requests are known
         self._known: set[int] = set()
         self._dice = [dice] if dice else []
         self._thrown = -1  # step for which the dice were thrown last
         self._waiting: dict[str, list[InjectedFault]] = {}
         for fault in plan.faults if plan else ():
             self._expect(fault)
-        self.armed = True  # with no new request, something may be due at a later place all the same
+        self.armed = True  # a later call of `fire` may have an effect even without a new request
         self._factor = 1.0
         self._slow_until: float | None = None
         self._phase = ""
@@ -117,11 +118,10 @@ class Trigger:
             self._waiting.setdefault(phase, []).append(fault)
 
     def fire(self, phase: str, step: int, attempt: int, epoch: int | None = None) -> None:
-        """Fire what is due at this place.
+        """Fire the faults that are due at this place. Some kinds end the process.
 
         Raises:
-            RuntimeError: For kind "exception".
-            Others may not return.
+            RuntimeError: The kind is "exception".
         """
         if self._factor > 1.0:
             self._stretch(phase)
@@ -137,10 +137,10 @@ class Trigger:
             if fault.is_due(epoch, step):
                 self._attempt(fault, phase, step, attempt, epoch)
 
-    # -- what is due -------------------------------------------------------------------------------------------------
+    # -- due faults --------------------------------------------------------------------------------------------------
 
     def _read_requests(self, board: Board) -> None:
-        """The word REQUESTS has changed: read the requests that are new."""
+        """Read the new requests, after a change of the word REQUESTS."""
         self.seen = board[Head.REQUESTS]
         for request in requests.pending(self._run_dir):
             if request.number in self._known:
@@ -175,7 +175,7 @@ class Trigger:
         try:
             detail, act = self._prepare(fault, phase, place(step, epoch, 0))
         except CannotStrike:
-            return  # perhaps the next time that this place is reached
+            return  # try again the next time that the worker reaches this place
         if fault.source == requests.REQUEST and not requests.take(self._run_dir, fault.index):
             self._forget(fault)
             return
@@ -192,10 +192,10 @@ class Trigger:
         act()
 
     def _prepare(self, fault: InjectedFault, phase: str, where: str) -> tuple[str, Callable[[], None]]:
-        """What the fault will do, in words, and doing it.
+        """Return the fault in words, and the function that does it.
 
         Raises:
-            CannotStrike
+            CannotStrike: The fault is not possible here and now.
         """
         kind, argument, seconds = fault.kind, fault.argument or 0.0, fault.seconds
         own = self._own.get(kind)
@@ -218,7 +218,7 @@ class Trigger:
     def _run_out(self, group: Path) -> None:
         oom.enter(group)
         if self._board is not None:
-            self._board.ring_launcher()  # it looks which group this process is in now
+            self._board.ring_launcher()  # the launcher then looks up this process's new group
         oom.eat()
 
     def _prepare_device(self, fault: InjectedFault) -> tuple[str, Callable[[], None]]:
@@ -265,7 +265,7 @@ class Trigger:
         return self._board[Head.LAUNCHER_PID]
 
     def _stretch(self, phase: str) -> None:
-        """Make the phase that just ended `factor` times as long."""
+        """Sleep until the phase that just ended has lasted `_factor` times as long; end the slowness when its time is over."""
         if self._slow_until is not None and time.monotonic() > self._slow_until:
             self._factor, self._slow_until = 1.0, None
             return
@@ -277,7 +277,7 @@ class Trigger:
 def claim(
     run_dir: Path, fault: InjectedFault, phase: str, step: int, attempt: int, pid: int, detail: str = "", epoch: int | None = None
 ) -> Firing | None:
-    """Take the next free firing of `fault`; None when all are taken."""
+    """Claim and return the next free firing of `fault`, None if all are taken; raise OSError if its file cannot be written."""
     folder = run_dir / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     for count in range(1, fault.times + 1):
@@ -313,19 +313,19 @@ def claim(
 
 
 def unfelt(run_dir: Path, step: int, attempt: int) -> None:
-    """Write down that the wrong number which this process made in that step changed nothing."""
+    """Record that the NaN of this process in that step changed nothing."""
     for firing in fired(run_dir):
         if (firing.kind, firing.pid, firing.step, firing.attempt) == ("nan", os.getpid(), step, attempt):
             (run_dir / FOLDER / firing.file).with_suffix(_UNFELT_FILE).touch()
 
 
 def was_unfelt(run_dir: Path, firing: Firing) -> bool:
-    """Is it known that this firing changed nothing?"""
+    """Is this firing recorded as one that changed nothing?"""
     return (run_dir / FOLDER / firing.file).with_suffix(_UNFELT_FILE).exists()
 
 
 def _freeze(seconds: float | None) -> None:
-    """Stop this process; after `seconds` a helper in its process group, which dies with it, lets it go on."""
+    """Stop this process; after `seconds` a helper in its process group, which dies with it, continues it."""
     if seconds is not None:
         thaw = f"sleep {seconds:f}; kill -CONT {os.getpid()}"
         helper = os.posix_spawn("/bin/sh", ["sh", "-c", thaw], os.environ)
@@ -336,15 +336,15 @@ def _freeze(seconds: float | None) -> None:
 
 
 def _hold_python(seconds: float | None) -> None:
-    """Sleep in C without giving up the interpreter's lock: no other Python thread of the process runs meanwhile."""
+    """Sleep in C while holding the GIL: no other Python thread of the process runs meanwhile."""
     sleep = ctypes.PyDLL(None).usleep
     end = time.monotonic() + seconds if seconds else float("inf")
     while (left := end - time.monotonic()) > 0:
-        sleep(int(min(left, 3600.0) * 1e6))  # longer than that and the number would not fit; a signal cuts it short
+        sleep(int(min(left, 3600.0) * 1e6))  # a longer time does not fit into usleep's argument; a signal ends the sleep early
 
 
 def _await_end(seconds: float) -> None:
-    """The launcher is to move this rank: wait for it between two steps, where nothing is half done."""
+    """Wait between two steps, with no step half done, until the launcher ends this process to move its rank."""
     wait_for(lambda: False, seconds, 0.01)
 
 
@@ -356,19 +356,19 @@ def _die_of(signum: signal.Signals) -> None:
 
 
 def fired(run_dir: Path) -> list[Firing]:
-    """Every firing of the run so far, oldest first."""
+    """Return every firing of the run so far, oldest first."""
     folder = run_dir / FOLDER
     if not folder.is_dir():
         return []
     firings = []
     for path in folder.glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):  # the run ends
+        with contextlib.suppress(FileNotFoundError):  # the run ends, and its folder goes
             firings.append(Firing(**json.loads(path.read_text())))
     return sorted(firings, key=lambda f: f.t)
 
 
 def unfired(plan: Plan, run_dir: Path) -> list[tuple[InjectedFault, int]]:
-    """The faults of a plan that fired less often than planned, each with how often it did fire."""
+    """Return the faults of a plan that fired less often than planned, each with the number of its firings."""
     counts: dict[int, int] = {}
     for firing in fired(run_dir):
         if firing.source == "plan":
