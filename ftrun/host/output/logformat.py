@@ -110,7 +110,7 @@ class Format:
         return self.on_console(place, stream)
 
     def on_console(self, place: LogPlace, stream: str) -> bool:
-        """Does the console get this stream? A spare counts as a rank here that no option names."""
+        """Does the console get this stream? A spare counts as a rank that no option names."""
         return on_console(self._output, _number(place), stream)
 
     def prefix(self, place: LogPlace, stream: str) -> bytes:

@@ -56,7 +56,7 @@ def launch(settings: Settings) -> int:
 
     Raises:
         UsageError: An option has an unusable value. Nothing has started.
-        PlatformError: The machine cannot run this; or, after the clean-up, descriptors or the run's folder ran out.
+        PlatformError: The machine cannot run this; or descriptors ran out or the run's folder was lost, and everything has ended.
     """
     _require_descriptors(settings)
     stdin = _standard_descriptors()
