@@ -1,4 +1,4 @@
-"""The things that the parts of one run's launcher share: the place of the run, and the listener to whom they report."""
+"""Defines the objects that the parts of one run's launcher share: its settings, places and loop, and the listener for their reports."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ftrun.core.shared.board import Board
 from ftrun.host.base.loop import EventLoop
 from ftrun.host.base.settings import Settings
 
-SERVICES_LOG = "services.log"  # in the log folder: what our helpers print
+SERVICES_LOG = "services.log"  # in the log folder: the output of our helpers
 
 
 class Listener(Protocol):
-    """Takes everything that a part learns. It acts on nothing before the caller has returned to the loop."""
+    """Takes the reports of all parts. No event takes effect before the caller has returned to the loop."""
 
     def on_event(self, event: Event) -> None:
-        """The machine decides about it."""
+        """Queue an event for the machine."""
 
     def note(self, what: str, **facts: Any) -> None:
-        """A fact for the journal, which the machine does not need."""
+        """Journal a fact that the machine does not need."""
 
     def log(self, line: str, level: str = "info") -> None:
-        """A sentence for the person at the terminal; `level`: info, warning or error."""
+        """Print a message for the user; `level`: info, warning or error."""
 
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """One run. `logs`: the folder of its logs."""
+    """The shared objects of one run. `logs`: the folder of its logs."""
 
     settings: Settings
     run_dir: Path
@@ -40,5 +40,5 @@ class LaunchContext:
 
     @property
     def logs_kept(self) -> bool:
-        """Do they outlive the run?"""
+        """Do the logs outlive the run?"""
         return self.run_dir not in self.logs.parents

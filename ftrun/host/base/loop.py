@@ -1,6 +1,7 @@
-"""The launcher's one loop: descriptors, timers, and the order in which they are served. It knows nothing about runs.
+"""Serves the launcher's descriptors and timers in one loop. It knows nothing about runs.
 
-Descriptors registered as `urgent` are served first, and what they caused is acted on before anything else is read.
+The loop serves `urgent` descriptors first, and leaves the others to the next round if it served any, so that the caller acts on urgent
+news before it reads anything else.
 """
 
 from __future__ import annotations
@@ -13,35 +14,35 @@ from collections.abc import Callable
 
 
 class EventLoop:
-    """`run_once` waits for the next thing and calls its handlers."""
+    """Calls handlers when descriptors are ready or times have come; see `run_once`."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._handlers: dict[int, tuple[bool, Callable[[], None]]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self.woke = time.monotonic_ns()  # when the current wake-up began
+        self.woke = time.monotonic_ns()  # monotonic time in ns of the current wake-up
 
     def watch(self, fd: int, handler: Callable[[], None], *, urgent: bool = False, write: bool = False) -> None:
-        """Call `handler` whenever `fd` is readable (or writable).
+        """Call `handler` whenever `fd` is readable (with `write`: writable).
 
         Raises:
-            PermissionError: For a regular file.
+            PermissionError: `fd` is a regular file.
         """
         self._poll.register(fd, select.EPOLLOUT if write else select.EPOLLIN)
         self._handlers[fd] = (urgent, handler)
 
     def forget(self, fd: int) -> None:
-        """Stop watching; call before closing the descriptor. Nothing when it is not watched."""
+        """Stop watching `fd`; call before closing it. Does nothing about a descriptor that is not watched."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, handler: Callable[[], None]) -> None:
-        """Call `handler` once, in `seconds`."""
+        """Call `handler` once, after `seconds`."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), handler))
 
     def run_once(self, longest: float = 3600.0) -> None:
-        """Wait at most `longest` seconds for something, then serve everything that is ready."""
+        """Wait at most `longest` seconds, then serve the ready descriptors (urgent ones only, if there are any) and due timers."""
         timeout = longest
         if self._timers:
             timeout = min(timeout, max(0.0, self._timers[0][0] - time.monotonic()))

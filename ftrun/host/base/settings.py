@@ -1,6 +1,6 @@
-"""The checked settings of a run: plain data handed from the command line to the launcher.
+"""Holds the checked settings of a run, plain data that the command line hands to the launcher, and checks names of scripts.
 
-Never touches the file system beyond looking at the script, and starts nothing.
+This file reads the file system only to find the script, module or program, and starts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftrun.control.policy import Overrides
 from ftrun.core.errors import UsageError
 from ftrun.host.base.streams import Streams
 
-_MOST_SOURCE = 1 << 20  # bytes of a script that is looked at before the run
+_MOST_SOURCE = 1 << 20  # bytes; the syntax of a longer script is not checked before the run
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -29,7 +29,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Nodes:
     """This node's place among several: torchrun's rendezvous options. `most` 1 = a run on one node.
 
-    `backend` is static, c10d or file. `rank` is None unless --node-rank was given. Empty strings: not given.
+    `backend` is static, c10d or file. `rank` None: no --node-rank. Empty strings: the option is not set.
     """
 
     least: int = 1
@@ -48,9 +48,9 @@ class Nodes:
 class Output:
     """The destinations of the workers' stdout and stderr.
 
-    Without `redirects` and `tee` every line goes to the console with a prefix and to the files. `template` may hold
-    {role} {local_rank} {rank} {host} {run} {attempt}; empty = ftrun's own prefix, or torchrun's with --tee. `filter` are the
-    local ranks whose lines the console shows, empty = all. `format` is text or json.
+    Without `redirects` and `tee` every line goes to the console with a prefix and to the files. `template` may contain
+    {role} {local_rank} {rank} {host} {run} {attempt}; empty = ftrun's own prefix, or torchrun's with --tee. `filter` has the
+    local ranks whose lines go to the console, empty = all. `format` is text or json.
     """
 
     redirects: Streams = field(default_factory=Streams)
@@ -64,15 +64,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Settings:
-    """One run, as this node's launcher sees it. Times in seconds. `fault_plan` is an absolute path or None.
+    """The settings of one run on this node. Times in seconds. `fault_plan` is an absolute path or None.
 
-    `fault_text` is its content: a pipe cannot be read twice, and a file may be gone when a replacement needs it.
+    `fault_text` is its content: nobody can read a pipe twice, and a file may be gone when a replacement needs it.
 
-    `hang_timeout` None: learned from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or ignore;
-    `check_every` is in steps, 0 = as often as the checks' budget allows; `inexact` is go-on or stop.
+    `hang_timeout` None: the launcher learns it from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or
+    ignore; `check_every` is in steps, 0 = as often as the checks' budget allows; `inexact` is go-on or stop.
 
-    `kind` is script, module or program (--no-python). `signals` end the run and are passed on to the workers;
-    `forward` are passed on and change nothing.
+    `kind` is script, module or program (--no-python). The launcher passes `signals` on to the workers and ends the run; it passes
+    `forward` on without any other effect.
     """
 
     argv: tuple[str, ...]
@@ -123,15 +123,15 @@ class Settings:
 
 
 def run_name(rdzv_id: str) -> str:
-    """The name of a run that has only a --rdzv-id: the same on every node, and fit to be a folder's name."""
+    """Make a run's name from its --rdzv-id: the same on every node, and valid as a folder's name."""
     if _RUN_ID.fullmatch(rdzv_id):
         return rdzv_id
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", rdzv_id).strip("-._")[:80]
-    return f"{plain or 'run'}-{zlib.crc32(rdzv_id.encode()):08x}"  # two ids never get one name
+    return f"{plain or 'run'}-{zlib.crc32(rdzv_id.encode()):08x}"  # the checksum tells ids with the same plain part apart
 
 
 def check_run_id(run_id: str) -> str:
-    """Raises UsageError when the name cannot be a folder's name."""
+    """Return `run_id`; raise UsageError when it is not valid as a folder's name."""
     if not _RUN_ID.fullmatch(run_id):
         raise UsageError(
             f"run id {run_id!r} must be letters, digits, '.', '_' or '-', start with a letter or digit, and have at most 100"
@@ -140,7 +140,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_script(path: str) -> None:
-    """Raises UsageError when the training script is missing, a directory, unreadable, or not Python."""
+    """Raise UsageError when the training script is missing, no regular file or package folder, unreadable, or not Python."""
     script = Path(path)
     try:
         if script.is_dir():
@@ -160,12 +160,12 @@ def check_script(path: str) -> None:
 
 
 def _check_syntax(path: str, source: bytes) -> None:
-    """Raises UsageError for what this Python cannot compile. Byte code, archives and very long scripts are not looked at."""
+    """Raise UsageError for source that this Python cannot compile. Byte code, archives and very long scripts pass unchecked."""
     if path.endswith(".pyc") or len(source) > _MOST_SOURCE:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are the workers' to give
+            warnings.simplefilter("ignore")  # the workers give them
             compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         if pkgutil.get_importer(os.path.abspath(path)) is not None:
@@ -175,22 +175,22 @@ def _check_syntax(path: str, source: bytes) -> None:
         version = ".".join(map(str, sys.version_info[:2]))
         raise UsageError(f"script {path}{at} is not Python {version}: {what}", explain="F105") from None
     except (RecursionError, MemoryError):
-        return  # the workers find out
+        return  # the workers will fail with it
 
 
 def check_module(name: str) -> None:
-    """Raises UsageError when there is no module of that name; only its first part is looked for, which imports nothing."""
+    """Raise UsageError when there is no module of that name. Looks only for its top-level package, and imports nothing."""
     if name.endswith(".py") and os.path.isfile(name):
         raise UsageError(f"-m takes the name of a module: say -m {name[:-3].replace(os.sep, '.')}, or leave out -m", explain="F105")
     if sys.flags.ignore_environment:
-        return  # the workers may look in more places than we do
+        return  # the workers may have more places to look in
     before = list(sys.path)
     if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, since Python 3.11
         sys.path.insert(0, os.getcwd())
     try:
         found = importlib.util.find_spec(name.partition(".")[0]) is not None
     except ValueError:
-        found = bool(name.partition(".")[0])  # imported already, by something that left no spec
+        found = bool(name.partition(".")[0])  # some importer has imported it and left no spec
     finally:
         sys.path[:] = before
     if not found:
@@ -198,7 +198,7 @@ def check_module(name: str) -> None:
 
 
 def check_program(name: str) -> None:
-    """Raises UsageError when the program of --no-python is not found or may not be executed."""
+    """Raise UsageError when the program of --no-python does not exist or is not executable."""
     import shutil
 
     if shutil.which(name) is not None:

@@ -1,4 +1,4 @@
-"""The streams of a worker that an option means: the values of --redirects and --tee. Pure."""
+"""Parses the values of --redirects and --tee, which choose streams of the workers. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENTRY = re.compile(r"\s*(\d+)\s*:\s*([0-3])\s*")
 
 
 class Std(IntFlag):
-    """Sets of streams, with torchrun's numbers."""
+    """A set of streams, with torchrun's numbers."""
 
     NONE = 0
     OUT = 1
@@ -22,7 +22,7 @@ class Std(IntFlag):
 
 @dataclass(frozen=True)
 class Streams:
-    """`default` for every local rank that `by_rank` does not name."""
+    """The streams for each local rank; `default` is for the local ranks that `by_rank` does not name."""
 
     default: Std = Std.NONE
     by_rank: dict[int, Std] = field(default_factory=dict)
@@ -35,10 +35,10 @@ class Streams:
 
 
 def parse(option: str, text: str) -> Streams:
-    """`3`, or `0:3,1:1` per local rank (ranks not named: none).
+    """Parse `3` (for all ranks) or `0:3,1:1` (by local rank; other ranks: none).
 
     Raises:
-        UsageError: Naming `option`.
+        UsageError: `text` has neither form; the message names `option`.
     """
     if text.strip() in ("0", "1", "2", "3"):
         return Streams(Std(int(text)))

@@ -1,4 +1,4 @@
-"""Counts the devices that a run may use: --nproc-per-node as a number, from files in /dev and /sys, or else from NVML in a child."""
+"""Count the devices that a run may use, for --nproc-per-node: from files in /dev and /sys, or else from NVML in a child process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _COUNT_PATIENCE = 20.0  # seconds
 
 
 def count_by_nvml(environ: Mapping[str, str]) -> int:
-    """Devices that a run may use, as NVML says it: for machines whose GPUs have no /dev/nvidia<N>. 0 without an answer.
+    """Return the number of devices that a run may use by NVML, for machines whose GPUs have no /dev/nvidia<N>; 0 without an answer.
 
-    Asked in a process of its own, since the driver may never return.
+    A child process asks, because the driver may never return.
     """
     from ftrun.host.services import spawn
 
@@ -40,10 +40,10 @@ MAX_WORKERS = 4096
 
 
 def worker_count(text: str) -> int:
-    """Workers asked for by --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`.
+    """Return the number of workers for the value of --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`.
 
     Raises:
-        UsageError
+        UsageError: The value is none of these or out of range, or the machine has no such devices.
     """
     kind = text.strip().lower()
     if kind == "cpu":
@@ -75,14 +75,14 @@ def worker_count(text: str) -> int:
 
 
 def gpu_count() -> int:
-    """GPUs this process may use: CUDA_VISIBLE_DEVICES if set, else the /dev/nvidia<N> files. Loads no driver."""
+    """Return the number of GPUs that this process may use, by the /dev/nvidia<N> files and CUDA_VISIBLE_DEVICES. Loads no driver."""
     named = os.environ.get(VARIABLE)
     present = sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
     return present if named is None or not present else len(entries(named))
 
 
 def xpu_count(devices: Path = Path("/sys/class/drm")) -> int:
-    """Intel GPUs by their render devices. Loads no driver."""
+    """Return the number of Intel GPUs by their render devices. Loads no driver."""
     count = 0
     for vendor in devices.glob("renderD*/device/vendor"):
         with contextlib.suppress(OSError):

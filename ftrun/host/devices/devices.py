@@ -1,7 +1,9 @@
-"""The launcher's side of the devices: what the watcher says becomes events of the machine, `devices.json` and sentences.
+"""Turn the device watcher's messages into events for the machine, the file `devices.json` and messages for the user.
 
-Never calls the driver. Matches a device with the workers that use it by UUID and process, or, where NVML cannot see our
-processes (in a container), by the device that each rank was given.
+Theory of operation. The watcher is a helper process that calls NVML; the launcher never calls the driver. It first reports the
+inventory, then events (XID, ECC, lost devices), samples and answers to probes. This file matches a device with its workers by UUID
+and process, or, where NVML does not see our processes (in a container), by the device that each rank got. A watcher that dies is
+restarted, up to _DEATHS deaths. A device that leaves quarantine restarts it as well, because its handles do not survive a reset.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ from ftrun.host.devices.quarantine import QuarantineFile
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
-_PATIENCE = 10.0  # seconds that the start of the run waits for the driver to count its devices
+_PATIENCE = 10.0  # seconds that the start of the run waits for the inventory of devices
 _PROBE = 8.0  # seconds for a probe
-_ECHO = 0.5  # seconds in which the same event of the same device is no news
-_LOOK = 1.0
-_TOO_YOUNG = 1.0  # seconds; a younger process has not made a driver fail, its predecessor may have
-_DEATHS = 5  # of the watcher, until it is given up
+_ECHO = 0.5  # seconds after an event of a device in which the same event counts as an echo
+_LOOK = 1.0  # seconds between two looks at the quarantine file
+_TOO_YOUNG = 1.0  # seconds; not a younger process but its predecessor may have made the driver fail
+_DEATHS = 5  # deaths of the watcher after which it is not restarted
 _RECOVERY_CHANGED = 154
 _NO_INSTANCE = 0xFFFFFFFF
 _DEVICE_FILE = re.compile(r"/dev/(nvidia\d+|nvidiactl|dxg)$")
 
 
 def present(environ: Mapping[str, str], dev: Path = Path("/dev")) -> bool:
-    """May this run use GPUs? Loads nothing: device files, or a variable that names devices."""
+    """May this run use GPUs? Looks only at CUDA_VISIBLE_DEVICES and, if it is unset, at the device files; loads no driver."""
     named = environ.get(VARIABLE)
     if named is not None:
         return bool(entries(named))
@@ -51,7 +53,7 @@ def present(environ: Mapping[str, str], dev: Path = Path("/dev")) -> bool:
 
 @dataclass(frozen=True)
 class Holder:
-    """A living worker that holds a rank. `rank` is the world's; `device`: what the rank was given, "" = nothing.
+    """A living worker that holds a rank. `rank` is the world's; `device`: the UUID of the rank's device, "" = none.
 
     `pid` 0 = not forked yet; `age` in seconds.
     """
@@ -64,7 +66,7 @@ class Holder:
 
 
 def users(device: str, holders: Sequence[Holder], pids: Mapping[str, Sequence[int]], ever: bool) -> list[Holder]:
-    """The workers that use a device. `pids`: processes by device; `ever`: NVML did see processes of ours before."""
+    """Return the workers that use a device. `pids`: processes by device; `ever`: NVML has listed processes of ours before."""
     on_it = [h for h in holders if _is_on(h, pids.get(device, ()))]
     if on_it:
         return on_it
@@ -85,7 +87,7 @@ def _group(pid: int) -> int:
 
 
 def uses_gpus(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Has the process a GPU's device file open?"""
+    """Does the process have a GPU's device file open?"""
     folder = proc / str(pid) / "fd"
     try:
         return any(_DEVICE_FILE.match(os.readlink(folder / fd)) for fd in os.listdir(folder))
@@ -94,9 +96,9 @@ def uses_gpus(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 class DeviceWatch:
-    """Starts the watcher of the devices and makes events of what it says.
+    """Starts the device watcher and turns its messages into events.
 
-    `state`: the machine's; `world_rank` makes a rank of the world of one of this node.
+    `state` returns the machine's state; `world_rank` translates a local rank to the world's.
     """
 
     def __init__(
@@ -107,7 +109,12 @@ class DeviceWatch:
         state: Callable[[], State],
         world_rank: Callable[[int], int],
     ) -> None:
-        """Raises ConfigError, OSError."""
+        """Read the quarantine.
+
+        Raises:
+            ConfigError: The quarantine file cannot be read.
+            OSError: The run's own quarantine file cannot be written.
+        """
         self.wanted = present(os.environ)
         self._run_dir = context.run_dir
         self._board = context.board
@@ -132,7 +139,7 @@ class DeviceWatch:
         self._unwritten = False
 
     def _holders(self) -> list[Holder]:
-        """The living workers that hold a rank, and the device that each rank was given."""
+        """Return the living workers that hold a rank, each with its rank's device."""
         state, now = self._state(), time.monotonic()
         given = state.device or ("",) * len(state.holder)
         found = [(local, self._pool.workers.get(cell)) for local, cell in enumerate(state.holder) if cell is not None]
@@ -143,7 +150,7 @@ class DeviceWatch:
         ]
 
     def start(self) -> None:
-        """Start the watch; does nothing on a machine without GPUs."""
+        """Start the watcher; do nothing on a machine without GPUs."""
         if not self.wanted:
             return
         self._services.start_nvml()
@@ -151,13 +158,13 @@ class DeviceWatch:
         self._loop.after(_LOOK, self._look)
 
     def once_known(self, call: Callable[[], None]) -> None:
-        """Call at once, or when the devices are known (or not in time): with a quarantine no world begins before."""
+        """Call `call` at once, or, with devices in quarantine, after the inventory or _PATIENCE: no world begins before."""
         if self._known:
             call()
         else:
             self._when_known.append(call)
 
-    # -- what the watcher says ---------------------------------------------------------------------------------------
+    # -- messages of the watcher -------------------------------------------------------------------------------------
 
     def on_message(self, message: dict[str, Any]) -> None:
         handler = _HANDLERS.get(message["op"])
@@ -206,7 +213,15 @@ class DeviceWatch:
             )
 
     def fault(self, fault: Fault, about: Sequence[str], siblings: Sequence[str], code: int, recovery: int) -> None:
-        """Tell the machine of a fault of devices of ours."""
+        """Report a fault of devices of the run to the machine.
+
+        Args:
+            fault: The kind of fault.
+            about: UUIDs of the faulty devices.
+            siblings: UUIDs of the run's other devices on the same GPU.
+            code: XID number; used only with Fault.XID.
+            recovery: NVML's recovery action.
+        """
         cells = [h.cell for device in about for h in self._users(device)]
         xid = code if fault is Fault.XID else 0
         now = time.monotonic()
@@ -291,7 +306,7 @@ class DeviceWatch:
                 self._log(wrong, "warning")
 
     def probe(self, order: Probe) -> None:
-        """Have the device probed; a driver that does not answer in time has answered."""
+        """Order a probe of the device; no answer within _PROBE seconds counts as a failed probe."""
         token = object()
         self._probing[order.device] = token
         self._services.nvml.send({"op": "probe", "device": order.device})
@@ -312,13 +327,13 @@ class DeviceWatch:
         self._emit(Probed(time.monotonic(), device, ok, cells, detail))
 
     def waited_for(self, waiting: bool) -> None:
-        """The run waits for a device, or does not: tell the workers, and once a person what can be done about it."""
+        """Publish on the board whether the run waits for a device; when a wait begins, tell the user how to end it."""
         self._board[Head.WAITING] = int(waiting)
         if waiting and not self._waited_for and self._quarantine is not None:
             self._log(f"to give a device back to the run, delete its entry in {self._quarantine.path}")
         self._waited_for = waiting
 
-    # -- what people change in the quarantine -----------------------------------------------------------------------
+    # -- changes of the quarantine file ------------------------------------------------------------------------------
 
     def _look(self) -> None:
         assert self._quarantine is not None
@@ -332,12 +347,12 @@ class DeviceWatch:
         self._loop.after(_LOOK, self._look)
 
     def _renew(self) -> None:
-        """Another watcher: the handles of this one do not survive a reset of the device."""
+        """Restart the watcher, whose handles do not survive a reset of the device. Its death does not count."""
         self._deaths -= 1
         self._services.nvml.kill()
 
     def ended(self, code: int | None) -> None:
-        """The watcher's process ended: another one starts, unless they all die."""
+        """Start another watcher after the end of its process, up to _DEATHS deaths."""
         self._deaths += 1
         self._note("watcher-exit", code=code, deaths=self._deaths)
         for device in list(self._probing):

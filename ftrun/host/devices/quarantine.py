@@ -1,7 +1,7 @@
-"""Quarantined devices, which no rank is given: a file in the run directory, and one of the user's that outlives the run.
+"""Keep the quarantined devices, which no rank gets, in a file in the run directory and in one of the user's that outlives the run.
 
-Both are JSON, {UUID: {"reason", "since", "host", "run"}}. A person takes a device out of quarantine by deleting its
-entry: from --quarantine-file where there is one, else from the run's.
+Both are JSON, {UUID: {"reason", "since", "host", "run"}}. A person releases a device by deleting its entry: from
+--quarantine-file if the run has one, else from the run's own file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ftrun.core.errors import ConfigError, UsageError
 from ftrun.core.system import files
 
 NAME = "quarantine.json"  # in the run directory
-_PATIENCE = 2.0  # seconds for the lock that runs on one machine share
+_PATIENCE = 2.0  # seconds to wait for the lock of the shared file
 
 
 def read(path: Path) -> dict[str, str]:
-    """UUID -> reason; {} when there is no file.
+    """Return the reasons by UUID; {} when there is no file.
 
     Raises:
-        ConfigError: When it cannot be read.
+        ConfigError: The file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def check(path: Path) -> None:
-    """Raises ConfigError for a file that is no quarantine, UsageError for one that could not be written."""
+    """Raise ConfigError for a file that is no quarantine, UsageError for one that cannot be written."""
     read(path)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"--quarantine-file {path} cannot be written")
@@ -58,7 +58,12 @@ def _entries(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 class QuarantineFile:
-    """The quarantine of one run. Errors are raised at the start only: later ones are given back as sentences."""
+    """The quarantine of one run. Only `__init__` raises errors; `add` returns them as sentences.
+
+    Raises:
+        ConfigError: The user's file cannot be read.
+        OSError: The run's own file cannot be written.
+    """
 
     def __init__(self, run_dir: Path, shared: str | None) -> None:
         self.reasons: dict[str, str] = {}
@@ -73,11 +78,11 @@ class QuarantineFile:
 
     @property
     def path(self) -> Path:
-        """The file from which a person takes a device."""
+        """Path of the file from which a person deletes a device."""
         return self._shared or self._own
 
     def add(self, device: str, reason: str) -> str:
-        """Remember it; gives what went wrong, "" = nothing."""
+        """Add a device (UUID) to both files; return a sentence about the error, "" = none."""
         self.reasons[device] = reason
         wrong = ""
         for path in filter(None, (self._own, self._shared)):
@@ -90,7 +95,7 @@ class QuarantineFile:
         return wrong
 
     def look(self) -> tuple[list[str], dict[str, str]]:
-        """The changes in the file since the last look: devices taken out by a person, and those put in by another run."""
+        """Return the changes of the file since the last look: UUIDs that a person deleted, and reasons by UUID that others added."""
         stamp = self._stamp()
         if stamp == self._seen:
             return [], {}
@@ -98,7 +103,7 @@ class QuarantineFile:
         try:
             now = read(self.path)
         except ConfigError:
-            return [], {}  # half written: the next look sees it whole
+            return [], {}  # half written: the next change of the file brings another look
         gone = [device for device in self.reasons if device not in now]
         fresh = {device: reason for device, reason in now.items() if device not in self.reasons}
         for device in gone:
@@ -118,7 +123,7 @@ class QuarantineFile:
         return info.st_ino, info.st_mtime_ns, info.st_size
 
     def _write(self, path: Path, reasons: dict[str, str], *, keep: bool = False) -> None:
-        """Raises OSError; ConfigError when the old entries cannot be read."""
+        """Write `reasons`, with `keep` in addition to the old entries; raise OSError, or ConfigError when these cannot be read."""
         before = _entries(path, path.read_text(encoding="utf-8")) if keep and path.exists() else {}
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         more = {"since": now, "host": os.uname().nodename, "run": self._run_dir.name}
@@ -127,7 +132,7 @@ class QuarantineFile:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Raises TimeoutError."""
+        """Lock the shared file; raise TimeoutError after _PATIENCE."""
         if path == self._own:
             yield
             return

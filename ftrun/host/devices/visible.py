@@ -1,7 +1,7 @@
-"""Finds the devices that a run may use: CUDA_VISIBLE_DEVICES read as CUDA reads it, against what NVML has.
+"""Choose the devices that a run may use: match CUDA_VISIBLE_DEVICES with NVML's inventory, as CUDA does.
 
-Numbers count GPUs in the order of the bus. CUDA counts them so with CUDA_DEVICE_ORDER=PCI_BUS_ID, and also without when
-they are all of one kind; for a mixture of kinds give UUIDs, or that order.
+Numbers count GPUs in the order of the bus. CUDA does the same with CUDA_DEVICE_ORDER=PCI_BUS_ID, and without it if all GPUs
+are of one kind. With several kinds, name the devices by UUID, or set that order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ftrun.core.system.visible import entries
 
 @dataclass(frozen=True)
 class Visible:
-    """One device of the run, as CUDA may be given it. `gpu` is the UUID of the physical GPU, `index` its NVML number.
+    """Names one device of the run. `gpu` is the UUID of the physical GPU, `index` its NVML number; CUDA accepts `uuid`.
 
     `gi`, `ci`: the MIG instance, None for a whole GPU.
     """
@@ -29,7 +29,7 @@ class Visible:
 
 
 def of_inventory(gpus: Sequence[dict[str, Any]]) -> list[list[Visible]]:
-    """Per GPU: itself, or its MIG instances."""
+    """Return, for each GPU, its MIG instances, or the GPU itself if it has none."""
     return [
         [Visible(m["uuid"], gpu["uuid"], gpu["index"], gpu["name"], m["gi"], m["ci"]) for m in gpu["mig"]]
         or [Visible(gpu["uuid"], gpu["uuid"], gpu["index"], gpu["name"])]
@@ -38,7 +38,10 @@ def of_inventory(gpus: Sequence[dict[str, Any]]) -> list[list[Visible]]:
 
 
 def choose(variable: str | None, gpus: Sequence[dict[str, Any]]) -> list[Visible]:
-    """The devices that `variable` (None = unset) names, in its order, up to the first entry that names none."""
+    """Return the devices that `variable` names, in its order, up to the first entry that names none or a repeated one.
+
+    `variable` None = unset: return all devices.
+    """
     have = of_inventory(gpus)
     if variable is None:
         return [device for devices in have for device in devices]
@@ -65,7 +68,7 @@ def _named(part: str, have: list[list[Visible]]) -> list[Visible]:
 
 
 def affected(devices: Sequence[Visible], gpu: str, gi: int | None, ci: int | None) -> tuple[list[str], list[str]]:
-    """The devices of the run that an event of `gpu` is about, and the others on it. `gi`, `ci` None = the whole GPU."""
+    """Return the UUIDs of the run's devices that an event on `gpu` affects, and of its others there. `gi`, `ci` None: the whole GPU."""
     on_it = [d for d in devices if d.gpu == gpu]
     about = [d for d in on_it if d.gi is None or gi is None or (d.gi == gi and ci in (None, d.ci))]
     return [d.uuid for d in about], [d.uuid for d in on_it if d not in about]

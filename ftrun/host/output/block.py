@@ -1,6 +1,6 @@
-"""The newest lines of one worker, as a terminal would show them: carriage returns, erased lines and moves up are obeyed here.
+"""Keep the newest rows of one worker as a terminal would display them: obey carriage returns, erasures and moves up. Pure.
 
-A worker that draws a progress bar, or a table that it draws again and again, changes lines that it has drawn before. Pure.
+A worker that draws a progress bar, or redraws a table, changes rows that it has drawn before.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ftrun.host.output.logformat import tamed
 
-MOST = 50  # lines that a worker may go back to
-_LONGEST = 4096  # bytes of an order to the terminal whose end has not come yet
+MOST = 50  # rows up to which a worker may go back
+_LONGEST = 4096  # bytes of an unfinished terminal sequence
 _COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
-_STRING = rb"\x1b[\]PX^_][^\x07\x1b]*"  # a title of the window, and the like: it has an end of its own
+_STRING = rb"\x1b[\]PX^_][^\x07\x1b]*"  # a window title and the like, which a terminator ends
 _TOKEN = re.compile(
     rb"(?P<text>[^\x00-\x1f\x7f]+|\t)"
     rb"|(?P<order>\x1b\[(?P<number>[0-9;:?<=>]*)[ -/]*(?P<name>[@-~]))"
@@ -28,32 +28,32 @@ _TOKEN = re.compile(
 
 @dataclass
 class DrawnLine:
-    """`moving`: a bar, that is drawn again and again, and no prompt."""
+    """Holds one row. `moving`: the worker has redrawn it, so it is a progress bar and no prompt."""
 
     text: bytes = b""
     moving: bool = False
-    again: bool = False  # what comes next replaces the text
+    again: bool = False  # the next text replaces this one
 
 
 class Block:
-    """`order`: of two bars that are drawn at once, the one of the lower order is shown. The last of `rows` has no end yet."""
+    """Holds the rows of one stream. The last row is unfinished. Of two simultaneous bars the terminal displays the one of lower `order`."""
 
     def __init__(self, prefix: bytes, order: int) -> None:
         self.prefix = prefix
         self.order = order
         self.rows = [DrawnLine()]
         self.at = 0  # the row in which the worker writes
-        self.drawn: list[bytes] = []  # of the rows, those that stand on the terminal
-        self.hold = False  # the last row is not to be shown yet: it may be but a part of a line
-        self.number = 0  # of the last row
-        self.asks: Callable[[], bool] = lambda: False  # does its worker wait for what a person types?
-        self.more: Callable[[], bool] = lambda: False  # read what it has written meanwhile: was there anything?
-        self.asked = False  # the last row is a question to that person, who ends the line by the answer
+        self.drawn: list[bytes] = []  # the rows as they stand on the terminal
+        self.hold = False  # do not draw the last row yet: it may be only a part of a line
+        self.number = 0  # counts rows; the number of the last one
+        self.asks: Callable[[], bool] = lambda: False  # does the worker wait for a person's input?
+        self.more: Callable[[], bool] = lambda: False  # reads the worker's newest output: was there any?
+        self.asked = False  # the last row is a question; the person's answer ends the line
         self.twin: Block | None = None  # the worker's other stream
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """The worker wrote `data`."""
+        """Apply `data` that the worker wrote to the rows."""
         data, self._rest = self._rest + data, b""
         for token in _TOKEN.finditer(data):
             if token["text"]:
@@ -102,7 +102,7 @@ class Block:
                 row.text = b""
 
     def visible(self) -> list[bytes]:
-        """The rows as they are to be shown; the last one empty where nothing is in it, or it is held back."""
+        """Return the rows to draw; the last one is empty if it has no text or is held back."""
         texts = [row.text for row in self.rows]
         shown = [self.prefix + (tamed(text) if b"\x1b" in text or b"\xc2" in text else text) for text in texts]
         if self.hold or not self.is_open:
@@ -111,7 +111,7 @@ class Block:
 
     @property
     def is_open(self) -> bool:
-        """Does something stand in the last row, or below the one in which the worker writes?"""
+        """Has the last row text, or does the worker write in a row above it?"""
         return bool(_COLOUR.sub(b"", self.rows[-1].text).strip()) or self.at < len(self.rows) - 1
 
     @property
@@ -119,11 +119,11 @@ class Block:
         return self.rows[-1].moving
 
     def settle(self) -> None:
-        """Keep the rows above the one in which the worker writes as they are."""
+        """Forget the rows above the one in which the worker writes: they stay on the terminal as they are."""
         self.rows, self.at, self.drawn = self.rows[self.at :], 0, []
 
     def answered(self) -> None:
-        """The person has typed a line: what the worker writes now begins another one."""
+        """Begin a new row, after the person's input ended the line of the question."""
         self.rows, self.at, self.drawn, self.asked = [DrawnLine()], 0, [], False
         self.number += 1
 
@@ -139,7 +139,7 @@ def _count(number: bytes) -> int:
 
 
 def height(row: bytes, columns: int) -> int:
-    """Lines that a row takes on a terminal of that width."""
+    """Return the number of lines that a row takes on a terminal of `columns` columns."""
     text = _COLOUR.sub(b"", row).decode(errors="replace").expandtabs()
     if text.isascii():
         cells = len(text)

@@ -1,8 +1,7 @@
-"""The log files of a run: one for each rank, stream and attempt, laid out as torchrun does.
+"""Write the log files of a run: one for each rank, stream and attempt, in torchrun's layout.
 
-`<log dir>/<run>/attempt_<n>/<local rank>/{stdout,stderr}.log`, with `spare-<cell>` in place of the rank for a worker that
-has none yet. Several incarnations of a rank append to one file; their lines are never torn into each other. A file that
-cannot be written is told of once and the run goes on.
+`<log dir>/<run>/attempt_<n>/<local rank>/{stdout,stderr}.log`, with `spare-<cell>` in place of the rank for a spare. Several
+incarnations of a rank append to one file and never tear each other's lines. A failed write is reported and the run goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ftrun.core import paths
 from ftrun.core.system import files
 from ftrun.host.output.logformat import STREAMS, LogPlace
 
-_HELD_MAX = 1 << 20  # bytes of an unfinished line that are kept back while another incarnation may write
+_HELD_MAX = 1 << 20  # bytes of an unfinished line that a sink keeps back while another incarnation may write
 _COPY = 1 << 20
 
 
@@ -24,7 +23,7 @@ def claim_folder(base: Path, run: str) -> Path:
     """Make a folder for the run: `base/run`, or `base/run_<random>` when an earlier run has that.
 
     Raises:
-        OSError
+        OSError: The folder cannot be made.
     """
     files.make_folder(base)
     folder = base / run
@@ -37,7 +36,7 @@ def claim_folder(base: Path, run: str) -> Path:
 
 
 class LogFile:
-    """A file that is appended to; open while somebody holds a `Sink` for it. `broken` once a write failed."""
+    """Append to a file, which is open while it has a `Sink`. `broken`: the file could not be opened, or a write failed."""
 
     def __init__(self, path: Path, on_broken: Callable[[Path, str], None]) -> None:
         self.path = path
@@ -45,7 +44,7 @@ class LogFile:
         self._on_broken = on_broken
         self._fd: int | None = None
         self._sinks: list[Sink] = []
-        self._unfinished: Sink | None = None  # whose line is the last one, when that has no end yet
+        self._unfinished: Sink | None = None  # the writer of the last line, while that is unfinished
 
     @property
     def shared(self) -> bool:
@@ -76,7 +75,7 @@ class LogFile:
         self._unfinished = None if data.endswith(b"\n") else sink
         try:
             done = os.write(self._fd, data)
-            while done < len(data):  # the disk is about to be full: the next write says why
+            while done < len(data):  # the disk is about to be full: the next write raises the reason
                 done += os.write(self._fd, data[done:])
         except OSError as error:
             os.close(self._fd)
@@ -89,7 +88,7 @@ class LogFile:
 
 
 class Sink:
-    """One incarnation's end of a log file. What it writes appears at once, or by whole lines while others write as well."""
+    """One incarnation's access to a log file. Data goes to the file at once, or in whole lines while the file has other sinks."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -104,7 +103,7 @@ class Sink:
         self._file.append(self, data)
 
     def flush(self) -> None:
-        """Write the lines that were kept back."""
+        """Write the unfinished line that the sink keeps back."""
         held, self._held = self._held, b""
         self._file.append(self, held)
 
@@ -113,7 +112,7 @@ class Sink:
         self._file.leave(self)
 
     def bring(self, path: Path) -> None:
-        """Append what a file that nobody writes to any more holds, and remove it."""
+        """Append the content of a file that has no writer any more, and remove that file."""
         with contextlib.suppress(OSError):
             with path.open("rb", buffering=0) as written:
                 while data := written.read(_COPY):
@@ -123,7 +122,7 @@ class Sink:
 
 
 class Files:
-    """All log files of a run, under `folder`. `on_unsaved(path, reason)` hears of a file that cannot be written."""
+    """Hold all log files of a run, under `folder`, and call `on_unsaved(path, reason)` when one cannot be written."""
 
     def __init__(self, folder: Path, on_unsaved: Callable[[Path, str], None]) -> None:
         self.folder = folder
@@ -137,17 +136,17 @@ class Files:
         return self._file(self.folder_of(place) / f"{stream}.log")
 
     def filtered(self, attempt: int, stream: str) -> LogFile:
-        """The files in which lines that match a filter are written once more."""
+        """Return the file that gets a copy of the lines that match a filter."""
         return self._file(paths.attempt_logs(self.folder, attempt) / f"filtered_{stream}.log")
 
     def _file(self, path: Path) -> LogFile:
-        # kept after it was closed: the next incarnation has to know whether the last line is finished
+        # a closed file stays in the table: the next incarnation has to know whether the last line is finished
         if path not in self._files:
             self._files[path] = LogFile(path, self._on_unsaved)
         return self._files[path]
 
     def remove_empty(self, place: LogPlace) -> None:
-        """Remove the folder of a spare that has written nothing, or whose files were moved."""
+        """Remove the folder of a spare that wrote nothing, or whose output moved to a rank's files."""
         folder = self.folder_of(place)
         with contextlib.suppress(OSError):
             for stream in STREAMS:

@@ -1,6 +1,6 @@
-"""Formats a line of a worker for the console: its origin and prefix, or a JSON object. Pure but for the clock.
+"""Format a worker's line for the console, with a prefix or as a JSON object. Pure but for the clock.
 
-Log files keep what the worker wrote; only the console and the filtered files carry prefixes.
+Log files keep the worker's bytes; only the console and the filtered files have prefixes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TORCHRUN_FIELDS = {"role_name": "role", "local_rank": "local_rank", "rank": "ra
 
 @dataclass(frozen=True)
 class LogPlace:
-    """The origin of a line: incarnation `cell` in its `attempt`; a spare while `local_rank` is None."""
+    """Names the origin of a line: incarnation `cell` in its `attempt`; `local_rank` None: a spare."""
 
     cell: int
     local_rank: int | None
@@ -37,16 +37,16 @@ class LogPlace:
 
 
 class Style(Protocol):
-    """Turns whole lines (ends included) into what the console gets."""
+    """Renders whole lines (ends included) for the console."""
 
     def render(self, lines: list[bytes]) -> bytes: ...
 
 
 def check_template(option: str, text: str) -> str:
-    """`text`, when it can be a prefix.
+    """Return `text` if it can be a prefix.
 
     Raises:
-        UsageError: Naming `option`.
+        UsageError: It is no template; the message names `option`.
     """
     known = ", ".join(f"{{{name}}}" for name in FIELDS)
     try:
@@ -62,7 +62,7 @@ def check_template(option: str, text: str) -> str:
 
 
 def torchrun_template(text: str) -> str:
-    """torchrun's template ("[${role_name}${rank}]:", a `string.Template`) as one of ours; unknown names stay."""
+    """Translate torchrun's template ("[${role_name}${rank}]:", a `string.Template`) to ours; unknown names stay."""
     done, at = "", 0
     for match in string.Template("").pattern.finditer(text):
         field = _TORCHRUN_FIELDS.get(match["braced"] or match["named"] or "")
@@ -85,7 +85,7 @@ def on_console(output: Output, local_rank: int, stream: str) -> bool:
 
 
 class Format:
-    """Formats lines as the options of a run want them. `rank_offset`: rank of this node's local rank 0; `workers`: ranks of this node."""
+    """Formats lines by the options of a run. `rank_offset`: rank of this node's local rank 0; `workers`: number of ranks of this node."""
 
     def __init__(self, output: Output, run: str, role: str, workers: int = 0, debug_rank: int | None = None) -> None:
         self.rank_offset = 0
@@ -103,14 +103,14 @@ class Format:
     def shown(self, place: LogPlace, stream: str) -> bool:
         """Does the console get this stream?
 
-        A person has read what a spare prints from the ranks; its file has it, and so has a program that reads JSON.
+        Text leaves out spares, because they print the same as the ranks; their files and JSON have their lines.
         """
         if place.local_rank is None and self._output.format != "json":
             return False
         return self.on_console(place, stream)
 
     def on_console(self, place: LogPlace, stream: str) -> bool:
-        """Does the console get this stream? A spare is judged as if it had a rank already."""
+        """Does the console get this stream? A spare counts as a rank that no option names."""
         return on_console(self._output, _number(place), stream)
 
     def prefix(self, place: LogPlace, stream: str) -> bytes:
@@ -132,7 +132,7 @@ class Format:
         return text.encode(errors="surrogateescape")
 
     def needs_no_prefix(self, place: LogPlace) -> bool:
-        """Is this the only worker that a person sees on a terminal, or the one to be debugged?"""
+        """Is this the only worker on the console, or the one that a person debugs?"""
         output = self._output
         if place.local_rank is None or output.template or output.tee:
             return False
@@ -150,18 +150,18 @@ class Format:
         return _Json({**facts, "stream": stream, "attempt": place.attempt})
 
     def wanted(self, stream: str) -> list[bytes]:
-        """A line of `stream` that holds one of these is also written to the filtered file."""
+        """Return the filters of `stream`: a line that contains one of them also goes to the filtered file."""
         return self._filters[stream]
 
     def message(self, line: str, level: str, colour: bool = False) -> bytes:
-        """A sentence of our own, in colours for a terminal."""
+        """Format a message of our own, in colours for a terminal."""
         if self._output.format == "json":
             return _Json({"run": self._run, "stream": "ftrun", "level": level}).one(line)
         return f"{sentence(line, level, colour)}\n".encode()
 
 
 class _Text:
-    """Every line after its worker's prefix. Nothing in a line can move before the prefix, erase it or hide it."""
+    """Puts the worker's prefix before each line; nothing in a line can move before the prefix, erase it or hide it."""
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
@@ -171,7 +171,7 @@ class _Text:
         return b"".join([prefix + (tamed(line) if _OBEYED.search(line) else line) for line in lines])
 
 
-# what a terminal obeys: a sequence (whole or cut off), a control character of 7 bits; one of 8 bits in UTF-8
+# a terminal obeys: a sequence (whole or cut off), a control character of 7 bits, one of 8 bits in UTF-8
 _SEQUENCE = rb"\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
 _CONTROL = re.compile(_SEQUENCE + rb"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _CONTROL_8 = re.compile(rb"\xc2[\x80-\x9f]")
@@ -181,14 +181,14 @@ _LINE_END = re.compile(rb"\r?\n?$")
 
 
 def tamed(line: bytes) -> bytes:
-    """A line with its colours, which end with it, and without anything else that a terminal obeys."""
+    """Remove all control codes from a line except colours, and end the colours with the line."""
     line = _CONTROL.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else b"", line)
     line = _CONTROL_8.sub(b"?", line)
     return _LINE_END.sub(lambda end: b"\x1b[0m" + end[0], line, count=1) if b"\x1b" in line else line
 
 
 class _Json:
-    """One object a line: the time, then `facts`, then the line."""
+    """Writes one JSON object for each line: the time, `facts`, and the line."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self._facts = json.dumps(facts, ensure_ascii=False)[1:-1]
@@ -210,5 +210,5 @@ class _Json:
 
 
 def _number(place: LogPlace) -> int:
-    """The local rank that options are looked up with; no option names that of a spare."""
+    """Return the local rank under which to look options up; no option names the one of a spare."""
     return -1 if place.local_rank is None else place.local_rank

@@ -1,8 +1,11 @@
-"""Takes the output of workers from their pipes line by line, saves it, and passes it on, without ever blocking the loop.
+"""Read the workers' output from their pipes, save it, and pass it on line by line, without ever blocking the loop.
 
-Where ftrun writes to a terminal, a worker gets one, too. Lines are never torn or mixed.
-A reader that does not read slows the workers down, as it would without ftrun; a full
-disk or a closed stdout is said once and then ignored.
+A worker gets a pseudoterminal where ftrun writes to a terminal. Lines are never torn or mixed. A reader that stalls slows the
+workers down, as it would without ftrun. The launcher reports a full disk or a closed stdout once, then ignores it.
+
+Theory of operation. A `WorkerLog` has two `_Pipe`s. Each pipe writes all bytes to its log file (`Sink`) at once. For the console it either
+feeds a `Terminal`, which redraws progress bars, or collects whole lines and renders them (`Style`) into an `Outlet`. While an outlet's
+backlog exceeds BACKLOG_MAX, pipes that the console shows are not read, so the worker's own write blocks.
 """
 
 from __future__ import annotations
@@ -28,32 +31,32 @@ from ftrun.host.output.nonblocking_writer import BACKLOG_MAX, RETRY, Outlet, sam
 from ftrun.host.output.terminal import Plain, Terminal
 
 _READ = 1 << 16
-_LINE_MAX = 8 << 20  # bytes; a longer line is passed on in pieces
-_PTY_MOST = 1 << 17  # bytes that may wait in a pseudoterminal, which does not say how many they are
-_LEAST_COLUMNS = 20  # that a worker is told of beside its prefix
-_BAR_EVERY = 10.0  # seconds between two lines that a progress bar gets outside of a terminal
+_LINE_MAX = 8 << 20  # bytes; the console gets a longer line in pieces
+_PTY_MOST = 1 << 17  # bytes that a pseudoterminal may hold; it does not report how many
+_LEAST_COLUMNS = 20  # the least width that we report to a worker whose lines have a prefix
+_BAR_EVERY = 10.0  # seconds between two console lines of a progress bar outside of a terminal
 
 
 class _Pipe:
-    """One worker's stdout or stderr: where it comes from, and where it goes. `plain`: what it is on a terminal, if alone there."""
+    """Route one worker's stdout or stderr from its channel to its destinations. `plain`: its view on a terminal without prefixes."""
 
     style: Style
-    shown: bool  # on the console
-    filtered: Sink | None  # gets the lines that a filter wants
+    shown: bool  # the console gets it
+    filtered: Sink | None  # gets the lines that match a filter
     filtered_prefix: bytes
 
     def __init__(self, stream: str, outlet: Outlet, place: LogPlace, plain: Plain, logs: Logs) -> None:
         self.stream = stream
         self.outlet = outlet
         self.terminal = logs.terminal_of(outlet, place, stream)
-        self.view: Block | Plain | None = None  # on that terminal
+        self.view: Block | Plain | None = None  # its lines on that terminal
         self._plain = plain
         self.fd, self.writer, self._is_pty = _channel(self.terminal is not None)
         os.set_blocking(self.fd, False)
         self._bar_due = False
         self.partial: list[bytes] = []
         self.partial_size = 0
-        self.mid_line = False  # its last line has no end yet, and is no progress bar
+        self.mid_line = False  # its last line is unfinished, and no progress bar
         self.closed = False
         self._logs = logs
         self._place = place
@@ -62,7 +65,7 @@ class _Pipe:
         self._settle(place)
 
     def move(self, place: LogPlace) -> None:
-        """Ascribe lines to `place` from now on. Earlier lines of a spare go with it; also possible after its end."""
+        """Attribute lines to `place` from now on, and move a spare's earlier lines there. Also works after the pipe's end."""
         old, files = self._place, self._logs.files
         if not self.closed:
             self._file.close()
@@ -91,12 +94,12 @@ class _Pipe:
             self.filtered_prefix = form.prefix(place, self.stream)
 
     def pair(self, other: _Pipe, asks: Callable[[], bool], more: Callable[[], bool]) -> None:
-        """`other`: its worker's other stream; `asks`, `more`: see `Block`."""
+        """Connect the views of a worker's two streams. `other`: the worker's other stream; `asks`, `more`: see `Block`."""
         if isinstance(self.view, Block) and self.terminal is other.terminal and isinstance(other.view, Block):
             self.view.twin, self.view.asks, self.view.more = other.view, asks, more
 
     def resize(self) -> None:
-        """Tell the worker's terminal the size of ours, less the columns of its prefix."""
+        """Set the size of the worker's terminal to that of ours, less the columns of the prefix."""
         if self.terminal is None or not self._is_pty:
             return
         size, prefix = self.terminal.size(), self.view.prefix if isinstance(self.view, Block) else b""
@@ -127,7 +130,7 @@ class _Pipe:
         self._pass_on(whole)
 
     def _show_bar(self) -> None:
-        """A bar that is still being drawn has a line for where it is."""
+        """Give a progress bar that is not finished a line with its current state."""
         self._bar_due = False
         if any(b"\r" in piece for piece in self.partial):
             self._end_line()
@@ -156,7 +159,7 @@ class _Pipe:
             self.filtered.write(b"".join([self.filtered_prefix + line for line in hits]))
 
     def waiting(self) -> int:
-        """Bytes in the pipe, at most."""
+        """Return an upper limit of the bytes in the channel."""
         if self._is_pty:
             return _PTY_MOST
         return int(struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)))[0])
@@ -171,7 +174,7 @@ class _Pipe:
 
 
 def _channel(like_terminal: bool) -> tuple[int, int, bool]:
-    """Make our end and the worker's end of a channel, and tell whether it is a pseudoterminal: a pipe where none is left or allowed."""
+    """Make a channel: return our end, the worker's end, and whether it is a pseudoterminal (a pipe where the system gives none)."""
     if like_terminal:
         with contextlib.suppress(OSError):
             fd, writer = os.openpty()
@@ -181,7 +184,7 @@ def _channel(like_terminal: bool) -> tuple[int, int, bool]:
 
 
 def _last_state(line: bytes) -> bytes:
-    """A line as it was when it ended: a progress bar draws it again and again. With its end; b"" when it was wiped out."""
+    """Return the last state of a line that a progress bar redraws, with its line end; b"" for a bar that erased itself."""
     text = line.removesuffix(b"\r")
     if b"\r" in text:
         text = next((state for state in reversed(text.split(b"\r")) if state), b"")
@@ -191,14 +194,14 @@ def _last_state(line: bytes) -> bytes:
 
 
 class WorkerLog:
-    """One incarnation's two pipes. Give `out_w` and `err_w` away; their sender closes them."""
+    """Log one incarnation's two streams. Give `out_w` and `err_w` away; `Helper.send` closes them."""
 
     def __init__(self, place: LogPlace, logs: Logs) -> None:
         self.place = place
         self._logs = logs
         plain = Plain()
         self._both = (_Pipe("stdout", logs.out, place, plain, logs), _Pipe("stderr", logs.err, place, plain, logs))
-        self.pid = 0  # once there is one
+        self.pid = 0  # 0 = not forked yet
         self._pair()
         self._pipes = list(self._both)
         self.out_w, self.err_w = (pipe.writer for pipe in self._both)
@@ -206,7 +209,7 @@ class WorkerLog:
             self._listen(pipe)
 
     def take_rank(self, local_rank: int, attempt: int) -> None:
-        """The worker got a rank: what it wrote so far goes to the end of that rank's files, and it goes on there."""
+        """Give the log to a rank: append the worker's earlier output to that rank's files, and go on there."""
         old, self.place = self.place, LogPlace(self.place.cell, local_rank, attempt)
         self._logs.drain(self.place)
         for pipe in self._both:
@@ -232,21 +235,21 @@ class WorkerLog:
 
     def _readable(self, pipe: _Pipe) -> None:
         if pipe.shown and pipe.outlet.waiting > BACKLOG_MAX:
-            # not read for a moment: the worker's own write waits
+            # stop reading for a moment, so that the worker's own write blocks
             self._logs.loop.forget(pipe.fd)
             self._logs.loop.after(RETRY, lambda: self._listen(pipe))
             return
         for other in [one for one in self._pipes if one is not pipe and isinstance(one.view, Plain) and one.mid_line]:
-            self._read(other)  # `python -u` writes a line in pieces; two channels do not say which of their bytes came first
+            self._read(other)  # `python -u` writes a line in pieces; two channels do not preserve the order of their bytes
         self._read(pipe)
 
     def _read(self, pipe: _Pipe) -> int:
-        """Pass on what one read gives; its size, 0 when there was nothing or the pipe has ended."""
+        """Read once and pass the data on; return its size in bytes, 0 for an empty or ended pipe."""
         try:
             data = os.read(pipe.fd, _READ)
         except BlockingIOError:
             return 0
-        except OSError:  # a pseudoterminal that nobody has open any more
+        except OSError:  # a pseudoterminal that no process has open any more
             data = b""
         if data:
             pipe.take(data)
@@ -262,14 +265,14 @@ class WorkerLog:
             self._logs.closed(self)
 
     def drain(self) -> None:
-        """Read what the pipes hold now, and no more: a child that goes on writing must not keep us."""
+        """Read the current content of the pipes and no more: a child that goes on writing must not keep us."""
         for pipe in list(self._pipes):
             left = pipe.waiting()
             while left > 0 and (size := self._read(pipe)):
                 left -= size
 
     def last_words(self) -> None:
-        """Read what the pipes hold, and end its last line: another worker goes on in its place."""
+        """Read the current content of the pipes and end the last line: another worker goes on in its place."""
         self.drain()
         for pipe in self._pipes:
             pipe.finish()
@@ -279,14 +282,14 @@ class WorkerLog:
             pipe.resize()
 
     def close(self) -> None:
-        """Read the rest and stop listening, also to a grandchild that still holds a pipe."""
+        """Read the current content and stop listening, even if a grandchild still holds a pipe."""
         self.drain()
         for pipe in list(self._pipes):
             self._close(pipe)
 
 
 class Logs:
-    """The output of all workers of a run, and our own messages. `folder` exists and is this run's alone."""
+    """Handle the output of all workers of a run, and our own messages. `folder` exists and belongs to this run only."""
 
     def __init__(
         self, folder: Path, loop: EventLoop, output: Output, run: str, role: str = "default", workers: int = 0,
@@ -300,7 +303,7 @@ class Logs:
         self._open: list[WorkerLog] = []
         self._coloured = coloured(2)
         self.out = Outlet(1, loop, self._stdout_gone)
-        # one queue when both are the same file, or their lines would be torn into each other
+        # one queue when both are the same file, because two would tear each other's lines
         self.err = self.out if same_file(1, 2) else Outlet(2, loop, lambda why: None)
         self._terminals = {}
         self._dumb = os.environ.get("TERM") == "dumb"  # it cannot move its cursor
@@ -309,19 +312,19 @@ class Logs:
             self._terminals = {outlet: Terminal(outlet.fd, outlet.write, loop) for outlet in outlets}
 
     def terminal_of(self, outlet: Outlet, place: LogPlace, stream: str) -> Terminal | None:
-        """The terminal that this stream goes to, or will go to once a spare has a rank. None: to no terminal."""
-        if self._dumb and not self.format.needs_no_prefix(place):  # whose bytes are passed on as they are
+        """Return the terminal of this stream, for a spare the one that it will have as a rank; None for no terminal."""
+        if self._dumb and not self.format.needs_no_prefix(place):  # a dumb terminal only takes bytes as they are
             return None
         return self._terminals.get(outlet) if self.format.on_console(place, stream) else None
 
     def resized(self) -> None:
-        """Our terminal has another size: tell the workers'."""
+        """Pass a new size of our terminal on to the workers' terminals."""
         for log in self._open:
             log.resize()
 
     @property
     def rank_offset(self) -> int:
-        """Rank of this node's local rank 0; set it before a world's workers are opened."""
+        """Rank of this node's local rank 0; set it before `open` for a world's workers."""
         return self.format.rank_offset
 
     @rank_offset.setter
@@ -329,7 +332,7 @@ class Logs:
         self.format.rank_offset = offset
 
     def open(self, cell: int, local_rank: int | None, attempt: int) -> WorkerLog:
-        """Pipes for a new worker; without a local rank it is a spare."""
+        """Make the log and pipes of a new worker; `local_rank` None: a spare."""
         place = LogPlace(cell, local_rank, attempt)
         if local_rank is not None:
             self.drain(place)
@@ -338,18 +341,18 @@ class Logs:
         return log
 
     def error_file(self, attempt: int, local_rank: int) -> Path:
-        """The file in which that worker leaves its error."""
+        """Return the path of the file in which that worker leaves its error."""
         return paths.error_file(self.folder, attempt, local_rank)
 
     def drain(self, place: LogPlace) -> None:
-        """Take the last words of earlier workers of this rank."""
+        """Read the last output of earlier workers of this rank."""
         for log in list(self._open):
             held = log.place
             if held.cell != place.cell and (held.local_rank, held.attempt) == (place.local_rank, place.attempt):
                 log.last_words()
 
     def log(self, line: str, level: str = "info") -> None:
-        """A sentence of ours on stderr; `level` is info, warning or error."""
+        """Write a message of ours to stderr; `level` is info, warning or error."""
         text, terminal = self.format.message(line, level, self._coloured), self._terminals.get(self.err)
         if terminal is None:
             self.err.write(text)
@@ -370,7 +373,7 @@ class Logs:
             self.files.remove_empty(log.place)
 
     def close(self, patience: float) -> None:
-        """Pass on everything that is left; a reader that takes nothing for `patience` seconds loses the rest."""
+        """Close all logs and pass on the rest; a reader that takes nothing for `patience` seconds loses it."""
         for log in list(self._open):
             log.close()
         for outlet in (self.out, self.err):

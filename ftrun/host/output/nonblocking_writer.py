@@ -1,6 +1,6 @@
-"""Writes our own stdout and stderr without ever blocking the loop, also when nobody reads them.
+"""Write our own stdout and stderr without ever blocking the loop, even when nobody reads them.
 
-A reader that does not read makes a queue grow; its writers are asked to look at `waiting`.
+Behind a stalled reader the queue grows; callers check `waiting` and stop before it grows too large.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 from ftrun.host.base.loop import EventLoop
 
-BACKLOG_MAX = 16 << 20  # bytes waiting for a slow reader before the workers have to wait
+BACKLOG_MAX = 16 << 20  # bytes in the queue at which the workers have to wait
 _ATOMIC = select.PIPE_BUF  # a pipe that polls writable takes this much without blocking
-RETRY = 0.02  # seconds until a reader that did not keep up is tried again
+RETRY = 0.02  # seconds until another try after a reader did not keep up
 
 
 class Outlet:
-    """One of our own output descriptors, written only when it can take data."""
+    """Write to one of our own output descriptors, only when it can take data. `waiting`: bytes in the queue."""
 
     def __init__(self, fd: int, loop: EventLoop, on_broken: Callable[[str], None]) -> None:
         self.fd = fd
@@ -43,7 +43,7 @@ class Outlet:
             self.flush()
 
     def flush(self, block_ms: int = 0) -> None:
-        """Write what the reader takes now; wait at most `block_ms` for it to take more."""
+        """Write as much as the reader takes; wait at most `block_ms` milliseconds each time it takes nothing."""
         until = time.monotonic() + block_ms / 1000
         while self._queue and not self.broken:
             ready = self._poll.poll(block_ms)
@@ -53,7 +53,7 @@ class Outlet:
             chunk = self._queue.popleft()
             try:
                 done = os.write(self._own, chunk[:_ATOMIC])
-            except BlockingIOError:  # it had room, but not for this
+            except BlockingIOError:  # it had room, but not for this chunk
                 self._queue.appendleft(chunk)
                 if time.monotonic() < until:
                     time.sleep(RETRY)
@@ -73,17 +73,17 @@ class Outlet:
                 self._queue.appendleft(chunk[done:])
 
     def _wait(self) -> None:
-        """Go on when the descriptor takes data again."""
+        """Resume when the descriptor takes data again."""
         if self._watching:
             return
         self._watching = True
         try:
             self._loop.watch(self.fd, self._resume, write=True)
-        except PermissionError:  # a file, which never makes anybody wait
+        except PermissionError:  # epoll refuses a regular file, which never blocks
             self._loop.after(RETRY, self._resume)
 
     def _try_later(self) -> None:
-        """Wait as `_wait`, for a descriptor that says that it takes data and does not."""
+        """Retry after RETRY seconds, for a descriptor that polls writable and takes nothing."""
         if not self._watching:
             self._watching = True
             self._loop.after(RETRY, self._resume)
@@ -99,7 +99,10 @@ class Outlet:
 
 
 def _reopened(fd: int) -> int:
-    """A terminal of our own that never blocks: one that polls writable may take less than we write. Others' flags stay."""
+    """Reopen a terminal in non-blocking mode, because one that polls writable may take less than we write; return `fd` for other files.
+
+    Setting the mode on `fd` itself would change it for the other processes that share it.
+    """
     if os.isatty(fd):
         with contextlib.suppress(OSError):
             return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
-"""Logs of runs that ended long ago: removed from the default folder once they are both old and many, so that it does not grow for ever.
+"""Remove the logs of old runs from the default folder while it is too large.
 
-Only what is surely ours goes: a folder with the journal of a run that ended, under the name that this run gave it, and in
-it nothing but files that ftrun writes. A live run has no journal there yet, on this machine or another one. What went is known
-by its name from then on.
+A folder goes only if it is surely ours: it has the journal of a run that ended, the name that this run gave it, and only files
+that ftrun writes. A live run, on this machine or another, has no journal there yet. `ended.forget` keeps the names of the removed runs.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from pathlib import Path
 from ftrun.core import ended, paths
 from ftrun.core.shape import loads
 
-OLD = 30 * 86400.0  # seconds since its end after which a run's logs may go at all
+OLD = 30 * 86400.0  # seconds since a run's end after which its logs may go
 _OURS = re.compile(
     r"journal\.jsonl|services\.log|attempt_\d+(/metrics\.jsonl|/filtered_(stdout|stderr)\.log|/(\d+|spare-\d+)(/(stdout|stderr)\.log|/error\.json)?)?"
 )
-_FIRST = b'{"t": '  # how a journal begins
-_LINE_MAX = 4 << 20  # bytes of its first line
+_FIRST = b'{"t": '  # the first bytes of a journal
+_LINE_MAX = 4 << 20  # bytes of a journal's first line, at most
 _IGNORE = "# written by ftrun: logs are no source\n*\n"
 
 
@@ -32,7 +31,7 @@ def tidy(base: Path, most: float) -> list[str]:
     """Keep the default log folder out of version control; remove logs older than OLD while it holds more than `most` bytes.
 
     Returns:
-        The runs whose logs went, the oldest first.
+        The folder names of the removed logs, the oldest first.
     """
     with contextlib.suppress(OSError), open(base / ".gitignore", "x", encoding="utf-8") as file:
         file.write(_IGNORE)
@@ -54,7 +53,7 @@ def tidy(base: Path, most: float) -> list[str]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files below it."""
+    """Return the total size in bytes of the files below `folder`."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -64,7 +63,7 @@ def _size(folder: Path) -> int:
 
 
 def _ended(folder: Path) -> tuple[float, Path] | None:
-    """The time at which the run in that folder ended, None if it may be no folder of a run, or of one that lives, or a person named it."""
+    """Return the end (unix time) of the run in that folder, and the folder; None unless an ended run surely named it."""
     journal = folder / paths.JOURNAL
     try:
         if folder.is_symlink() or journal.is_symlink():

@@ -1,7 +1,9 @@
-"""The terminal that ftrun runs in, shared by all workers: whole lines, below them one line that is still being written.
+"""Share the terminal of ftrun among all workers: whole lines, and below them one unfinished line.
 
-That line, a progress bar or a prompt, stays at the bottom: other workers' lines and our own go above it. Where one worker
-alone is shown, or is debugged, its bytes are passed on as they are.
+Theory of operation. The unfinished line, a progress bar or a prompt, stays at the bottom. To write above it, the terminal erases it
+(`_lift`), writes whole lines and draws it again. `_stays` decides whether another block takes its place. A part of a line without a
+carriage return appears only after PROMPT_AFTER seconds: it is then a prompt, or a slow line. The bytes of a `Plain` worker, the
+only one on the console or a debugged one, go to the terminal as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Protocol
 
 from ftrun.host.output.block import MOST, Block, height
 
-PROMPT_AFTER = 0.1  # seconds after which a part of a line is shown
+PROMPT_AFTER = 0.1  # seconds until an unfinished line appears
 
 
 class Timers(Protocol):
@@ -22,30 +24,30 @@ class Timers(Protocol):
 
 
 class Terminal:
-    """One per terminal. `write` takes bytes in order; `fd` is asked for the size."""
+    """Draw on one terminal. `write` takes bytes in order; `fd` serves to ask for the size."""
 
     def __init__(self, fd: int, write: Callable[[bytes], None], timers: Timers) -> None:
         self._fd = fd
         self._write = write
         self._timers = timers
-        self._last: Block | Plain | None = None  # whose lines are the last ones
+        self._last: Block | Plain | None = None  # the worker of the lines at the bottom
 
     def size(self) -> os.terminal_size:
-        """A terminal that does not know its size (0 x 0: a serial line, a container's) counts as 80 x 24."""
+        """Return the terminal's size; 80 x 24 when it does not know it (0 x 0: a serial line, a container's)."""
         try:
             columns, lines = os.get_terminal_size(self._fd)
         except OSError:
             columns, lines = 0, 0
         return os.terminal_size((columns or 80, lines or 24))
 
-    # -- what is written ---------------------------------------------------------------------------------------------
+    # -- input -------------------------------------------------------------------------------------------------------
 
     def message(self, line: bytes) -> None:
-        """A whole line of ours."""
+        """Write a whole line of ours."""
         self._above([line.removesuffix(b"\n")])
 
     def feed(self, one: Block | Plain, data: bytes) -> None:
-        """A worker wrote `data`."""
+        """Take `data` that a worker wrote."""
         if isinstance(one, Plain):
             self._pass_on(one, data)
         else:
@@ -72,7 +74,7 @@ class Terminal:
         self._write(out + data)
 
     def finish(self, one: Block | Plain) -> None:
-        """The worker writes no more."""
+        """End the worker's unfinished line: the worker writes no more."""
         if isinstance(one, Plain):
             if self._last is one:
                 self._write(b"\n" if one.tail else b"")
@@ -90,13 +92,13 @@ class Terminal:
         if not block.hold or block.number != number:
             return
         if block.more():
-            if block.hold and block.number == number:  # it is still being written
+            if block.hold and block.number == number:  # the worker is still writing it
                 self._timers.after(PROMPT_AFTER, lambda: self._overdue(block, number))
             return
         block.hold, block.asked = False, block.asks()
         self._show(block)
 
-    # -- how it gets there -------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------------------------
 
     def _show(self, block: Block) -> None:
         if self._last is block:
@@ -114,7 +116,7 @@ class Terminal:
         block.trim(self._most())
 
     def _stays(self, block: Block) -> bool:
-        """Does the line at the bottom stay there, when `block` has something to show?"""
+        """Does the line at the bottom stay there when `block` has rows to draw?"""
         last = self._last
         if last is None or not _is_open(last):
             return False
@@ -125,7 +127,7 @@ class Terminal:
         return block.moving and isinstance(last, Block) and block.order > last.order
 
     def _again(self, block: Block) -> None:
-        """Its rows are the last on the terminal, and the cursor is at the end of the last one: draw those that changed."""
+        """Redraw the changed rows of the block at the bottom; the cursor is at the end of its last row."""
         new, old = block.visible(), block.drawn or [b""]
         same = next((i for i, (a, b) in enumerate(zip(new, old, strict=False)) if a != b), min(len(new), len(old)))
         if same == len(old):
@@ -140,7 +142,7 @@ class Terminal:
         self._write(out)
 
     def _above(self, lines: Sequence[bytes]) -> None:
-        """Write whole lines above the one at the bottom, which stays."""
+        """Write whole lines above the unfinished line at the bottom."""
         last = self._last
         out = self._lift() + b"".join(line + b"\n" for line in lines)
         if isinstance(last, Plain):
@@ -153,7 +155,7 @@ class Terminal:
         self._write(out)
 
     def _lift(self) -> bytes:
-        """The codes that take the line at the bottom away, or leave it where something may have been typed behind it."""
+        """Return the codes that erase the line at the bottom, or that leave it if a person may have typed behind it."""
         last = self._last
         if last is None:
             return b""
@@ -166,7 +168,7 @@ class Terminal:
         return b"\n" if last.asked else self._back(drawn)
 
     def _back(self, rows: Sequence[bytes]) -> bytes:
-        """The codes that go from the end of the last of these rows to the beginning of the first and clear all behind it."""
+        """Return the codes that move from the end of the last of these rows to the beginning of the first and erase to the end."""
         columns = self.size().columns
         up = sum(height(row, columns) for row in rows) - 1
         return b"\r" + (b"\x1b[%dA" % up if up else b"") + b"\x1b[J"
@@ -175,11 +177,11 @@ class Terminal:
         return max(1, min(MOST, self.size().lines - 1))
 
 
-_TAIL = 4096  # bytes of an unfinished line that are written again
+_TAIL = 4096  # bytes of an unfinished line that the terminal writes again
 
 
 class Plain:
-    """A worker whose bytes go to the terminal as they are. `tail`: of its last line, without an end."""
+    """Represents a worker whose bytes go to the terminal as they are. `tail`: the end of its unfinished last line."""
 
     def __init__(self) -> None:
         self.tail = b""

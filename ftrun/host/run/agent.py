@@ -1,7 +1,7 @@
-"""The launcher's loop of decisions: feeds the machine with events, in one place, and carries out what it orders.
+"""Run the launcher's decision loop: feed events to the machine and carry out its orders, in one place.
 
-Handlers elsewhere only enqueue events. Everything that is not an order of the machine (sentences, journal lines)
-waits until no event is left.
+Theory of operation. Handlers elsewhere only enqueue events. `_pump` takes one event at a time, calls `machine.advance`, carries out the
+actions at once, and repeats until the queue is empty. Only then do the reports run (messages, incident account, head of the board).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import Worker, WorkerPool
 
-_LOOK_AGAIN = 10.0  # seconds between two looks at the board when nobody rings: a ring is lost only by a death, and that is heard
-_SPARE_LATER = 30.0  # seconds until a spare is tried again that lacked room on the board
+_LOOK_AGAIN = 10.0  # seconds between two looks at the board without a ring: only a death loses a ring, and a death is noticed anyway
+_SPARE_LATER = 30.0  # seconds until another try to fork a spare whose cell found no room
 
 
 class Agent:
-    """One run. `run` returns the exit code once every worker has ended."""
+    """Run one launch to its end; `run` returns the exit code once every worker has ended."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Agent:
         self._later: list[Callable[[], None]] = []
         self._deadlines: dict[str, object] = {}
         self._end: ev.End | None = None
-        self._told_fresh = False  # why workers are no forks
+        self._told_fresh = False  # the user knows why workers are no forks
         self._stop_listening = False
         self._pool = WorkerPool(context, logs, services.pids)
         self._narrator = Narrator(context)
@@ -97,7 +97,7 @@ class Agent:
         self._reserve = Reserve(context.run_dir, listener.log)
         self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
-        self._told_of_room = False  # that a spare lacks it
+        self._told_of_room = False  # the user knows that a spare lacks room
         journal.header({**self._config.to_json(), "settings": settings.to_json()})
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -130,10 +130,10 @@ class Agent:
         return self._end.code
 
     def _end_without_folder(self, error: OSError) -> None:
-        """The run cannot go on without its folder, or without room in it: it ends as by a signal.
+        """End the run when its folder is gone or full.
 
         Raises:
-            `error`, about anything else.
+            OSError: The given `error`, when it has another cause or the run already ends.
         """
         why = trouble(self._run_dir, error)
         if not why or self._end is not None:
@@ -146,7 +146,7 @@ class Agent:
         return self._state.phase is RunPhase.ENDED or not any(w.pid for w in self._pool.living())
 
     def _listen(self, bell: int) -> None:
-        # a thread of its own, because a futex cannot be waited for together with descriptors
+        # a separate thread, because one call cannot wait for a futex and for descriptors
         while not self._stop_listening:
             seen = self._board.launcher_bell()
             os.eventfd_write(bell, 1)
@@ -187,7 +187,7 @@ class Agent:
         self._journal.flush()
 
     def _of_the_world(self, action: ev.Action) -> ev.Action:
-        """Translate an action from this node's ranks and restarts to those of the whole run."""
+        """Translate an action from this node's ranks and restart count to those of the whole run."""
         if isinstance(action, ev.Say) and action.rank is not None:
             return replace(action, rank=self._nodes.global_rank(action.rank))
         return (
@@ -198,7 +198,7 @@ class Agent:
 
     def _do(self, action: ev.Action) -> None:
         handler = _ACTIONS.get(type(action))
-        if handler is not None:  # Say is the narrator's
+        if handler is not None:  # the narrator handles Say
             handler(self, action)
 
     def _spawn(self, action: ev.Spawn) -> None:
@@ -233,10 +233,12 @@ class Agent:
         self._services.fork(worker.index, spec, worker.log.out_w, worker.log.err_w)
 
     def _room_for(self, action: ev.Spawn) -> bool:
-        """Give its cell on the board memory. A spare waits where there is none: the reserve is for repairs.
+        """Allocate the memory of the worker's cell on the board; return False and retry later when a spare finds none.
+
+        Only ranks may use the reserve, which is for repairs.
 
         Raises:
-            OSError
+            OSError: The board cannot grow.
         """
         board = self._run_dir / paths.BOARD
         if action.rank is not None:
@@ -281,7 +283,7 @@ class Agent:
     def _finish(self, action: ev.End) -> None:
         self._end = action
 
-    # -- what becomes of a world (see WorldListener) -----------------------------------------------------------------
+    # -- WorldListener -----------------------------------------------------------------------------------------------
 
     def generation(self) -> int:
         return self._state.generation
@@ -292,10 +294,10 @@ class Agent:
     def on_published(self, action: ev.Publish) -> None:
         self._later.append(lambda: self._narrator.published(action, self._worlds.hand_over(action)))
 
-    # -- what the outside says ---------------------------------------------------------------------------------------
+    # -- messages, signals, exits ------------------------------------------------------------------------------------
 
     def on_message(self, service: str, message: dict[str, Any]) -> None:
-        """A helper said something."""
+        """Handle a message from a helper."""
         op = message["op"]
         if service == "nvml":
             self._devices.on_message(message)
@@ -329,7 +331,7 @@ class Agent:
             self._queue.append(ev.ServiceReady(time.monotonic(), service))
 
     def exited(self, pid: int, code: int | None) -> None:
-        """A process was reaped, by us or by the fork server. `code` None: nobody knows with which code it will end."""
+        """Handle the end of a process that we or the fork server reaped, or gave up. `code` None: nobody knows its exit code."""
         if self._pool.exited(pid, code):
             return
         helper = self._services.which(pid)
@@ -361,7 +363,7 @@ class Agent:
             self.exited(pid, code)
 
     def signalled(self, signum: int) -> None:
-        """The launcher got a signal that ends the run."""
+        """Handle a signal that ends the run."""
         if not self._ending.got(signum):
             return
         self._queue.append(ev.Signalled(time.monotonic(), signum))
@@ -369,12 +371,12 @@ class Agent:
             self._end = ev.End(128 + signum, "signal before the start")
 
     def forward(self, signum: int) -> None:
-        """The launcher got a signal that is meant for the script."""
+        """Pass a signal on to the script (--forward-signals)."""
         if self._end is None:
             self._forwarder.forward(signum)
 
     def resized(self) -> None:
-        """Our terminal has another size."""
+        """Pass a new size of our terminal on to the workers."""
         self._logs.resized()
         for worker in self._pool.living():
             if worker.pidfd >= 0:
@@ -382,11 +384,11 @@ class Agent:
                     signal.pidfd_send_signal(worker.pidfd, signal.SIGWINCH)
 
     def _holders(self) -> list[Worker]:
-        """The workers that hold a rank now, in the order of their ranks."""
+        """Return the workers that hold a rank now, in the order of their ranks."""
         return [self._pool.workers[c] for c in self._state.holder if c in self._pool.workers]
 
     def _whole(self) -> bool:
-        """Has every rank of this node a holder?"""
+        """Does every rank of this node have a worker?"""
         return len(self._holders()) == self._config.nproc
 
     def _detect(self) -> None:
@@ -399,7 +401,7 @@ class Agent:
         self._loop.after(self._detectors.pause, self._detect)
 
     def summarize(self) -> None:
-        """Log and note what the run cost; after `run`."""
+        """Log and journal the cost of the run and its failure, if any. Call after `run`."""
         assert self._end is not None
         self._narrator.end(self._end.code)
         self._faults.end()

@@ -1,6 +1,6 @@
-"""The launcher's account of injected faults: each request and each firing is journalled, drains are carried out.
+"""Journal each requested and each fired fault, and carry out drains and device faults.
 
-Looks at the run directory when a bell rings; the files there are the facts. Decides nothing about recovery.
+The desk reads the run directory when the bell rings; the files there are the facts. It decides nothing about recovery.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
-    """`on_device` takes what the watcher of the devices would say."""
+    """Account for the injected faults of one run. `on_device` takes messages in the form of the device watcher's."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool, on_device: Callable[[dict[str, Any]], None]) -> None:
         settings = context.settings
@@ -38,14 +38,14 @@ class FaultDesk:
         self._files: set[str] = set()
         self._nans: dict[
             str, trigger.Firing
-        ] = {}  # by their files: those of which it is not known that they changed nothing
+        ] = {}  # by file: the firings that may have changed a result
         self._groups: dict[int, Path] = {}  # process -> the memory cgroup made for it
         if settings.random_faults:
             rate, _, seed = settings.random_faults.partition(":")
             self._note("random-faults", rate=float(rate), seed=int(seed), first=0, kind="")
 
     def look(self) -> None:
-        """Journal the requests and firings since the last look, and carry out a drain that is ready."""
+        """Journal the requests and firings since the last look, and carry out drains and device faults."""
         if self._board[Head.REQUESTS] != self._seen:
             self._seen = self._board[Head.REQUESTS]
             for request in requests.pending(self._run_dir):
@@ -65,7 +65,7 @@ class FaultDesk:
         self._tidy()
 
     def _look_at_nans(self) -> None:
-        """Did a wrong number change anything? A rank that finds it did not has written it down."""
+        """Report each NaN firing whose rank has recorded that it changed nothing."""
         for file, firing in list(self._nans.items()):
             if trigger.was_unfelt(self._run_dir, firing):
                 del self._nans[file]
@@ -98,7 +98,7 @@ class FaultDesk:
             self._log(words, "warning")
 
     def _tidy(self) -> None:
-        """Remove memory cgroups whose process is gone; before, it may not have entered its own yet."""
+        """Remove the memory cgroups of processes that are gone; note the move of a process that lives."""
         for pid, group in list(self._groups.items()):
             if process_start(pid) is not None:
                 self._pool.moved(pid)
@@ -106,13 +106,13 @@ class FaultDesk:
                 del self._groups[pid]
 
     def _drain(self, firing: trigger.Firing) -> None:
-        """The rank's worker stands between two steps and waits for its end."""
+        """Condemn the rank's worker, which stands between two steps and waits for its end."""
         for worker in self._pool.living():
             if worker.pid == firing.pid:
                 self._pool.condemn(worker, Found.DRAIN.value, Found.DRAIN, "a person asked for another worker")
 
     def end(self) -> None:
-        """Report, after the run, the last firings, and the planned or requested faults that did not fire."""
+        """Report the last firings, and the planned or requested faults that did not fire. Call after the run."""
         self.look()
         if self._plan is not None:
             for fault, count in trigger.unfired(load_plan(self._plan), self._run_dir):

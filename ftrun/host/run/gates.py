@@ -1,4 +1,4 @@
-"""The gate as the launcher moves it: one word on the board, swapped so that no worker's arrival in between is lost."""
+"""Move the gate from the launcher's side: one word on the board, changed by compare-and-swap so that no worker's change gets lost."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from ftrun.core.shared.board import Board
 
 
 def close(board: Board, generation: int) -> int:
-    """Stop the world for `generation`; the last step whose gate was open."""
+    """Stop the world for `generation`; return the last gate number that was opened."""
     return gate.unpack(_move(board, lambda raw: gate.closed(raw, generation))).last
 
 
 def reopen(board: Board, generation: int) -> None:
-    """Let `generation` run, unless a later one has stopped it."""
+    """Let `generation` run, unless a later generation has stopped it."""
     _move(board, lambda raw: gate.reopened(raw, generation))
 
 
 def rewind(board: Board, generation: int, resume: int) -> None:
-    """Everyone goes back: the steps from `resume` on count as not done. Only in a world that is stopped for `generation`."""
+    """Roll the gate back: the steps from `resume` on count as not done. Does nothing unless the world is stopped for `generation`."""
     _move(board, lambda raw: gate.decided(raw, resume) if gate.unpack(raw)[:2] == (generation, True) else None)
 
 
 def reset(board: Board, generation: int) -> None:
-    """A fresh world begins before its first step."""
+    """Set the gate before the first step of a fresh world."""
     _move(board, lambda raw: gate.pack(gate.GateWord(generation, False, -1)))
 
 
 def _move(board: Board, desired: Callable[[int], int | None]) -> int:
-    """Swap in what `desired` makes of the word, None = nothing is to be done; gives the word it was made of."""
+    """Replace the gate word by `desired` of it (None: leave it), and ring; return the word before."""
     while True:
         raw = board.gate()
         new = desired(raw)

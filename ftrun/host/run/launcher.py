@@ -1,6 +1,6 @@
-"""A run from claim to clean-up: order of starting, and the promise that nothing is left behind.
+"""Start a run, from the claim of its name to the clean-up, and leave no process or file behind.
 
-The fork server is started before anything else, because importing torch takes longer than all the rest.
+The fork server is the first helper to start, because its import of torch takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -45,20 +45,18 @@ from ftrun.host.services.metrics_exporter import Monitoring
 from ftrun.host.services.services import Services
 from ftrun.host.workers import fence
 
-_AGENTS_HERE = 66  # agents of one run on one machine, at most, plus 2
+_AGENTS_HERE = 66  # 2 more than the most agents of one run on one machine
 _SPARE_CELLS = 4096  # incarnations that a run can have beyond the first ones
-_OWN_DESCRIPTORS, _EACH_WORKERS = 24, 8  # that the launcher has open, and takes for each worker, with some room
-_READER_PATIENCE = 5.0  # seconds a reader of our output may take nothing at the end
+_OWN_DESCRIPTORS, _EACH_WORKERS = 24, 8  # descriptors of the launcher itself, and for each worker, with some room
+_READER_PATIENCE = 5.0  # seconds that a stalled reader of our output gets at the end
 
 
 def launch(settings: Settings) -> int:
-    """Run to the end; gives the exit code.
+    """Run to the end; return the exit code.
 
     Raises:
-        UsageError
-        PlatformError: Before anything was started.
-
-    PlatformError also later, when descriptors ran out or the run's folder was lost: then everything is ended first.
+        UsageError: An option has an unusable value. Nothing has started.
+        PlatformError: The machine cannot run this; or descriptors ran out or the run's folder was lost, and everything has ended.
     """
     _require_descriptors(settings)
     stdin = _standard_descriptors()
@@ -98,7 +96,7 @@ def launch(settings: Settings) -> int:
 
 
 def _require_descriptors(settings: Settings) -> None:
-    """Raises PlatformError for a limit that would stop the run in the middle of its start."""
+    """Raise PlatformError when the limit of open files would stop the run in the middle of its start."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < _descriptors(settings):
         raise _too_few_descriptors(settings, f"the limit is {limit} open files")
@@ -123,7 +121,7 @@ def _too_many_variables() -> PlatformError:
 
 
 def _name(settings: Settings) -> str | None:
-    """The run's name. One from --rdzv-id gets a number where it is taken: under torchrun two runs at once may have the same."""
+    """Return the run's name; number a taken one from --rdzv-id, because two runs of torchrun may share an id."""
     name = settings.run_id
     if settings.rdzv_id and name == run_name(settings.rdzv_id):
         more = 2
@@ -134,7 +132,7 @@ def _name(settings: Settings) -> str | None:
 
 
 def _claim(run_id: str | None, shared: bool, facts: dict[str, Any]) -> Path:
-    """The run directory. Nodes of one run get names of their own, also when their folders or machines are the same."""
+    """Make the run directory. Each node of a run gets its own name, even where nodes share a folder or a machine."""
     if not shared or run_id is None:
         return rundir.claim(run_id, facts)
     name = f"{run_id}-{os.uname().nodename.partition('.')[0]}"
@@ -153,7 +151,7 @@ def _fork_server_mode(settings: Settings) -> str:
 
 
 def _require_free(port: int) -> None:
-    """Raises UsageError when the store could not listen on --master-port."""
+    """Raise UsageError when the store could not listen on --master-port."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -181,7 +179,7 @@ class _Run:
         env[paths.ENV_RUN_DIR] = str(run_dir)
         env["PYTHONUNBUFFERED"] = "1"
         for key in (paths.ENV_FAULT_PLAN, paths.ENV_RANDOM_FAULTS):
-            env.pop(key, None)  # those of a run that this one is started in
+            env.pop(key, None)  # an enclosing run may have set them
         if settings.fault_plan is not None:
             files.write_private(run_dir / paths.FAULT_PLAN, settings.fault_text)
         self._limited = settings.nproc > 1 and "OMP_NUM_THREADS" not in env
@@ -293,12 +291,12 @@ class _Run:
             self._log(f"the journal is incomplete: {journal.broken}", "warning")
 
     def _clean_up(self) -> None:
-        """End everything that is still there, whatever happened before."""
+        """End every process that is left, whatever happened before."""
         self._services.end()
         wait_for(self._nobody_left, 5.0, 0.001)
 
     def _nobody_left(self) -> bool:
-        # children of a dead fork server become ours
+        # we inherit the children of a dead fork server
         left = [p for p in procfs.children("self") if p in self._services.pids() or fence.is_ours(p)]
         for pid in left:
             procfs.kill_group(pid)
@@ -308,7 +306,7 @@ class _Run:
 
 
 def _standard_descriptors() -> int | None:
-    """Make sure that no file of ours gets a number below 3; gives descriptor 0 if we were started with one."""
+    """Occupy descriptors 0 to 2, so that no file of ours gets one; return 0 if we started with a stdin, else None."""
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(fd)
@@ -317,7 +315,7 @@ def _standard_descriptors() -> int | None:
 
 @contextlib.contextmanager
 def _modes_of_the_terminal() -> Iterator[None]:
-    """A worker that reads from the terminal may change how that works, and be killed before it has put it back."""
+    """Restore the terminal's modes at the end: a worker that reads from it may change them and die before it restores them."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
     try:
         yield
@@ -328,20 +326,20 @@ def _modes_of_the_terminal() -> Iterator[None]:
 
 
 def _catch_signals(settings: Settings) -> int:
-    """Have signals arrive as bytes in the descriptor returned from now on."""
+    """Return a descriptor in which the signals arrive as bytes from now on."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for signum in {*settings.signals, *settings.forward, signal.SIGCHLD, signal.SIGWINCH}:
-        # nohup and background shells set SIGHUP or SIGINT to be ignored: keep that
+        # nohup and background shells make a program ignore SIGHUP or SIGINT: keep that
         if signum == signal.SIGCHLD or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
     return reader
 
 
 def require_usable() -> None:
-    """Raises PlatformError when this machine cannot run ftrun at all."""
+    """Raise PlatformError when this machine cannot run ftrun at all, UsageError when this Python cannot."""
     if not sys.platform.startswith("linux"):
         raise PlatformError("ftrun needs Linux (futexes, pidfds, /proc)")
     if not native.available():

@@ -1,4 +1,4 @@
-"""The launcher's own listener: events wait for the loop, facts go to the journal, sentences to the person."""
+"""The launcher's listener: it queues events for the agent, writes facts to the journal, and prints messages for the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftrun.host.rundir.journal import Journal
 
 
 class RunListener:
-    """One per run; see ftrun.host.base.context.Listener."""
+    """Implement ftrun.host.base.context.Listener for one run."""
 
     def __init__(self, journal: Journal, logs: Logs) -> None:
         self.queue: deque[Event] = deque()

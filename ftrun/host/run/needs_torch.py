@@ -1,7 +1,6 @@
-"""Will the program need torch? Importing it takes a second or two, which a shell script or a tool need not wait for.
+"""Guess whether the program needs torch, whose import takes a second or two that a shell script or a tool can save.
 
-A guess in one direction only: when anything speaks for torch the answer is yes, and a wrong no costs time, nothing else:
-the worker then imports torch by itself.
+Any sign of torch makes the answer yes. A wrong no costs only time: the worker then imports torch itself.
 """
 
 from __future__ import annotations
@@ -12,13 +11,16 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-_MOST = 1 << 20  # bytes of a script that is looked at
+_MOST = 1 << 20  # bytes; a longer script counts as one that needs torch
 _INDIRECT = frozenset(("__import__", "exec", "eval", "compile"))
 _IMPORTERS = frozenset(("importlib", "runpy", "pkgutil", "zipimport", "pickle", "code"))
 
 
 def wants_torch(kind: str, argv: Sequence[str]) -> bool:
-    """`kind` and `argv` as in Settings. False only for a program, or a script that imports nothing but the library."""
+    """Does the program need torch? False only for a program, or a script that imports nothing but the standard library.
+
+    `kind` and `argv` as in Settings.
+    """
     if kind == "program":
         return False
     if kind != "script":
@@ -28,7 +30,7 @@ def wants_torch(kind: str, argv: Sequence[str]) -> bool:
         if len(source) > _MOST or b"torch" in source:
             return True
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the script's own process warns of an escape like "\\d"
+            warnings.simplefilter("ignore")  # the script's own process warns of escapes like "\\d"
             tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError):
         return True

@@ -1,7 +1,7 @@
-"""Ends workers: one signal to each, time to clean up, SIGKILL for those that do not use it.
+"""End the workers: send one signal to each rank, give it time to clean up, then send SIGKILL.
 
-Every end of a run goes through here, whether a worker failed, a signal came or nothing is left to repair with. Spares
-have nothing to clean up and are killed at once. Decides nothing: the machine says when.
+Every end of a run goes through here: after a worker's failure, a signal, or a repair that ran out of means. Spares have
+nothing to clean up and get SIGKILL at once. This file decides nothing: the machine orders the end.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from ftrun.core.text import ranks
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import Worker, WorkerPool
 
-# Ranks that fail together (one bug, or a group closed in a `finally`) report within this time: the cause is among them
-# only if they are not cut off by our own signal first.
+# Seconds. Ranks that fail together (one bug, or a group closed in a `finally`) report within this time; an earlier signal
+# of ours could cut off the one that has the cause.
 SETTLE = 0.25
-SAME_SIGNAL = 0.05  # seconds; a wrapper (uv run, srun) passes on the Ctrl-C that the terminal sent to both
+SAME_SIGNAL = 0.05  # seconds; a wrapper (uv run, srun) passes on the Ctrl-C that the terminal sent to both of us
 
 
 class Ending:
-    """The end of one run."""
+    """End the workers of one run."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool
         self._board = context.board
         self._loop = context.loop
-        self._timeout = context.settings.shutdown_timeout  # seconds that workers get between the signal and SIGKILL
+        self._timeout = context.settings.shutdown_timeout  # seconds between the signal and SIGKILL
         self._listener = context.listener
         self._signals: list[tuple[int, float]] = []
-        self.began = 0.0  # unix time at which workers were told to end; 0 = none was
-        self.signum: int = signal.SIGKILL  # what they were told, if they were
-        self.killed: list[int] = []  # ranks that had to be killed
+        self.began = 0.0  # unix time of the signal to the ranks; 0 = none got one
+        self.signum: int = signal.SIGKILL  # the signal that the ranks got, if they got one
+        self.killed: list[int] = []  # ranks that got SIGKILL after the timeout
 
     def got(self, signum: int) -> bool:
-        """The launcher got an ending signal; False when it is the echo of the one before."""
+        """Record a signal that ends the run; return False when it only echoes the one before."""
         now = time.monotonic()
         echo = bool(self._signals) and self._signals[-1][0] == signum and now - self._signals[-1][1] < SAME_SIGNAL
         self._signals.append((signum, now))
         return not echo
 
     def terminate(self, failed: bool) -> None:
-        """End every worker; the caller's loop goes on until they are gone. `failed`: see Terminate."""
+        """Begin to end every worker; the caller's loop goes on until they are gone. `failed`: see `events.Terminate`."""
         self._pool.ending = True
         for worker in self._pool.living():
             if worker.pid and worker.rank is None:
-                worker.fencing = True  # a world that was just published may count it in already: its end is our doing
+                worker.fencing = True  # a world published just now may already include it: its end is our doing
                 procfs.kill_group(worker.pid)
         if self._signals or not failed or not self._ranked():
             self._signal_all()
@@ -65,7 +65,7 @@ class Ending:
             procfs.kill_group(worker.pid, self.signum)
             procfs.kill_group(worker.pid, signal.SIGCONT)  # a frozen worker hears nothing before it is thawed
         self._board[Head.ENDING] = (
-            1  # after the signals: ranks cut a collective short by this, and are to find theirs first
+            1  # after the signals: this word makes ranks abort a collective, and the signal has to arrive first
         )
         self._board.ring_workers()
         if told:

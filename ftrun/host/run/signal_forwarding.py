@@ -1,7 +1,7 @@
-"""Signals that are passed on to the training processes and change nothing else (--forward-signals).
+"""Pass signals on to the training processes, without any other effect (--forward-signals).
 
-A signal goes to the main process of each rank, not to its children. It is held back while that process would die of
-it: a script that has not come to its `signal.signal` yet, or a replacement that just starts. Never touches a spare.
+A signal goes to the main process of each rank, not to its children. The forwarder holds it back while that process would die
+of it: before the script calls `signal.signal`, or while a replacement starts. Spares get no signal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ftrun.core.text import ranks
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.workers.pool import WorkerPool
 
-PATIENCE = 60.0  # seconds that a rank has to install a handler before the signal is given up
+PATIENCE = 60.0  # seconds that a rank has to install a handler before the forwarder drops the signal
 _LOOK = 0.1
 _HARMLESS = (signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # ignored unless handled
 
 
 class Forwarder:
-    """One per run."""
+    """Forward the signals of one run."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool
@@ -36,7 +36,7 @@ class Forwarder:
         self._looking = False
 
     def forward(self, signum: int) -> None:
-        """Send `signum` to every rank of this node, now or as soon as it can take it."""
+        """Send `signum` to every rank of this node, now or as soon as the rank handles it."""
         self._waiting[signum] = (set(), time.monotonic() + PATIENCE)
         name = signal.Signals(signum).name
         sent = self._deliver(signum)
@@ -89,7 +89,7 @@ class Forwarder:
         answer = answer_of(pid, signum)
         before = (pid, signum) in self._blocked
         (self._blocked.add if answer is SignalAnswer.BLOCKED else self._blocked.discard)((pid, signum))
-        # every process blocks all signals for a moment when it starts a child
+        # a process blocks all signals for a moment while it starts a child
         return answer is SignalAnswer.TAKEN or (answer is SignalAnswer.BLOCKED and before)
 
 
@@ -102,7 +102,7 @@ class SignalAnswer(enum.Enum):
 
 
 def answer_of(pid: int, signum: int) -> SignalAnswer:
-    """The answer that the process would give to the signal now."""
+    """Return the answer that the process would give to the signal now."""
     if signum in _HARMLESS:
         return SignalAnswer.TAKEN
     threads = [procfs.status(pid, task) for task in procfs.tasks(pid)]
@@ -114,4 +114,4 @@ def answer_of(pid: int, signum: int) -> SignalAnswer:
         return SignalAnswer.TAKEN
     return (
         SignalAnswer.BLOCKED if in_all("SigBlk") else SignalAnswer.DIES
-    )  # else a thread takes it that does not block it
+    )  # otherwise a thread that does not block the signal takes it

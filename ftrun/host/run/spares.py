@@ -1,4 +1,4 @@
-"""Starts spares in a quiet moment: a fork would slow the step that everyone waits for."""
+"""Delay the start of spares to a quiet moment, because a fork would slow the step that all ranks wait for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ftrun.control.events import Spawn
 from ftrun.core.shared import gate
 from ftrun.host.base.context import LaunchContext
 
-_LOOK = 0.05  # seconds between two looks whether spares may start
-_PATIENCE = 3.0  # seconds after which they start anyhow: the script may never make a step
+_LOOK = 0.05  # seconds between two checks that spares may start
+_PATIENCE = 3.0  # seconds after which they start in any case: the script may never make a step
 
 
 class Spares:
-    """`settled`: does the run go on undisturbed? `start` forks one."""
+    """Hold the spares that wait for their start. `settled` tells whether no incident is going on; `start` forks one spare."""
 
     def __init__(self, context: LaunchContext, settled: Callable[[], bool], start: Callable[[Spawn], None]) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Makes the spec of a worker, which the fork server passes on to `ftrun.worker.process.main`."""
+"""Build the spec of a worker, which the fork server passes on to `ftrun.worker.process.main`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORPHAN_GRACE = 2.0
 
 
 class Specs:
-    """Specs of one run's workers. `logs`: the absolute log folder; `run_id`: what torchrun's variable says."""
+    """Build the specs of one run's workers. `logs`: the absolute log folder; `run_id`: the value of TORCHELASTIC_RUN_ID."""
 
     def __init__(self, settings: Settings, run_dir: Path, logs: str, run_id: str) -> None:
         self._settings = settings
@@ -25,7 +25,10 @@ class Specs:
         self._run_id = run_id
 
     def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: NodePlace | None) -> dict[str, Any]:
-        """`store`: host and port of the workers' store; `place`: where this node stands, None = it is the only one."""
+        """Return the spec of `worker`, a JSON object.
+
+        `store`: host and port of the workers' store; `place`: this node's place among the nodes, None for the only node.
+        """
         settings, output = self._settings, self._settings.output
         return {
             "run_dir": str(self._run_dir),
@@ -61,7 +64,7 @@ class Specs:
             max_restarts=settings.max_restarts,
             role=settings.role,
             signals=tuple(signal.Signals(number).name for number in settings.signals),
-            # in a group of the script's own nobody but torch itself wakes a rank that waits for a lost one
+            # in the script's own process groups only torch itself wakes a rank that waits for a lost peer
             nccl_handling=os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             nodes=place.nodes if place else 1,
         )

@@ -1,6 +1,10 @@
-"""Makes the worlds of a run: starts the store in which their workers meet, and writes the file that maps ranks to workers.
+"""Make the worlds of a run: start the store for their workers' rendezvous, and write the world file, which maps ranks to workers.
 
-The machine counts this node's ranks and restarts from 0; `nodes` knows those of the whole run.
+The machine counts this node's ranks and restarts from 0; `nodes` translates them to those of the whole run.
+
+Theory of operation. `serve_world` or `next_store` retires the old store. The fork server forks a new one and answers with its address
+(`on_store`); the nodes exchange it and call `meet`, which lets the run begin or go on. `publish` writes the world file, then the
+generation on the board, then rings; without a store it keeps the order until `meet`.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from ftrun.host.rundir.reserve import Reserve
 from ftrun.host.services.services import Services
 from ftrun.host.workers.pool import WorkerPool
 
-_KEPT = 2  # world files: a worker may just be opening the previous one
-_RESERVE_AGAIN = 1.0  # seconds from a published world until the reserve for another one is made, and between two tries
+_KEPT = 2  # world files: a worker may be opening the previous one right now
+_RESERVE_AGAIN = 1.0  # seconds from a published world to the renewal of the reserve, and between two tries
 
 
 class WorldListener(Protocol):
-    """The owner of the machine."""
+    """Receives the news of worlds; the agent, which owns the machine, implements it."""
 
     def generation(self) -> int:
         """Return the machine's newest generation."""
@@ -38,7 +42,7 @@ class WorldListener(Protocol):
 
 
 class Worlds:
-    """One per run. `agent` hears of each world."""
+    """Make the worlds of one run; `agent` receives the news of each."""
 
     def __init__(
         self,
@@ -61,15 +65,15 @@ class Worlds:
         self.store: tuple[str, int] | None = None  # host and port
         self.met = False  # a store was up once
         self._asked = False
-        self._addr = ""  # where the store of this world listens, "" = it is another node's
-        self._port = nodes.store_port  # 0 = anywhere
+        self._addr = ""  # address on which our store listens; "" = another node has the store
+        self._port = nodes.store_port  # 0 = any free port
         self._unpublished: ev.Publish | None = None
         self._went_back = 0  # generation of the last rollback
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
     def serve_world(self, addr: str) -> None:
-        """Order a store of ours on `addr`, in which the workers will meet."""
+        """Order a store on this node, at `addr`, for the workers' rendezvous."""
         self._addr = addr
         self._services.retire_store()
         self._ask_store()
@@ -99,7 +103,7 @@ class Worlds:
     def on_store(self, message: dict[str, Any]) -> None:
         """Handle the fork server's answer to the order for a store."""
         if not self._services.is_current(message):
-            return  # two orders crossed: workers would look for each other in a store that is gone
+            return  # two orders crossed: the workers would meet in a store that is gone
         if message["op"] == "store-failed":
             self._emit(ev.WorldEnded(time.monotonic(), 1, messages.cannot_listen(message) + codes.read_on("F106")))
             return
@@ -109,13 +113,13 @@ class Worlds:
             self._nodes.store_up(message["host"], message["port"])
 
     def store_ended(self) -> None:
-        """Note that the store's process ended. Workers that have not connected yet will look for the next one on its port."""
+        """Record the end of the store's process. Workers that have not connected yet will look for the next one on its port."""
         if self.store is not None:
             self._port = self._nodes.same_port(self.store[1])
         self.store = None
 
     def meet(self, store: tuple[str, int]) -> None:
-        """Let the workers meet: the store is up and, with several nodes, all have joined."""
+        """Let the workers meet at `store` (host and port), after it came up and all nodes joined."""
         self.store = store
         self._pool.logs.rank_offset = self._nodes.global_rank(0)
         if self.met:
@@ -125,13 +129,13 @@ class Worlds:
             self._agent.on_met()
         if self._unpublished is not None:
             action, self._unpublished = self._unpublished, None
-            if action.generation == self._agent.generation():  # else the world was stopped again since
+            if action.generation == self._agent.generation():  # otherwise the world has been stopped again
                 self.publish(action)
 
     # -- the world file ----------------------------------------------------------------------------------------------
 
     def publish(self, action: ev.Publish) -> None:
-        """Write the world file and ring; later, when nobody can meet yet."""
+        """Write the world file and ring the workers; wait for `meet` while there is no store."""
         if self.store is None:
             self._unpublished = action
             return
@@ -176,7 +180,7 @@ class Worlds:
             self._context.loop.after(_RESERVE_AGAIN, self._keep_reserve)  # somebody may free some room
 
     def hand_over(self, action: ev.Publish) -> dict[int, int]:
-        """Give the workers of a published world their ranks. Returns the ranks that spares took, with their cells."""
+        """Give the workers of a published world their ranks; return the local ranks that spares took, with their cells."""
         self._context.loop.after(_RESERVE_AGAIN, self._keep_reserve)
         spares: dict[int, int] = {}
         for local, cell in enumerate(action.workers):

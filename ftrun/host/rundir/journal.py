@@ -1,6 +1,6 @@
-"""The journal: one JSON line a fact, buffered, written when the loop has time.
+"""Writes the journal: one JSON line for each fact, buffered until the loop has time.
 
-A full disk costs the journal, never the run: the first failed write is remembered in `broken` and later lines are dropped.
+A full disk costs the journal, never the run: `broken` keeps the first failed write's reason, and later lines are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ftrun.core.system import files
 
 
 class Journal:
-    """Appends to `path`. `event` and `note` only remember; `flush` formats and writes."""
+    """Appends to `path`. `header`, `event` and `note` only buffer; `flush` formats and writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,13 +30,13 @@ class Journal:
         self._pending.append({"t": time.monotonic(), "wall": time.time(), "run": run, "config": config})
 
     def event(self, event: Event, actions: Iterable[Action], phase: str, generation: int) -> None:
-        """Write an event of the machine and the actions that it ordered."""
+        """Add an event, the actions that the machine answered with, and the phase and generation after it."""
         now = time.monotonic()
         self._pending.append({"t": now, "event": event})
         self._pending.append({"t": now, "actions": list(actions), "phase": phase, "generation": generation})
 
     def note(self, what: str, **facts: Any) -> None:
-        """A fact the machine does not need."""
+        """Add a fact that the machine does not need."""
         self._pending.append({"t": time.monotonic(), "note": what, **facts})
 
     def flush(self) -> None:
@@ -47,16 +47,16 @@ class Journal:
             return
         data = "".join(json.dumps(line, default=_plain) + "\n" for line in lines).encode()
         try:
-            while data:  # on a disk that is nearly full a part of it is written
+            while data:  # a disk that is nearly full takes only a part
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
             self.broken = error.strerror
 
     def copy_to(self, target: Path) -> None:
-        """Keep a copy beyond the run directory's life.
+        """Copy the journal to a file that outlives the run directory.
 
         Raises:
-            OSError
+            OSError: The copy failed.
         """
         self.flush()
         files.copy_private(self._path, target)

@@ -1,6 +1,7 @@
-"""Room in the run directory for one more repair when its file system is full: data loaders fill /dev/shm, too.
+"""Keeps room in the run directory for one more repair when its file system is full: data loaders fill /dev/shm, too.
 
-A file of that size is given up when nothing else is left, and made again when there is room. No run begins without.
+A file holds the room. The launcher removes it when a write finds no space, and makes it again when there is room. No run
+begins without it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from pathlib import Path
 
 from ftrun.core import paths
 
-_BYTES = 256 << 10  # a world file, and what the ranks leave for one another in a repair
+_BYTES = 256 << 10  # for a world file, and the files that the ranks exchange in a repair
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def trouble(run_dir: Path, error: OSError) -> str:
-    """The trouble with the run directory that an error of the launcher tells of, as a sentence; "" = the error is about something else."""
+    """Return a sentence about the trouble with the run directory behind an error of the launcher, "" for an error of another kind."""
     if not run_dir.is_dir():
         return (
             f"the run's folder {run_dir} was removed while the run needed it; keep whatever removed it (a cleaning job?) away from "
@@ -33,10 +34,10 @@ def trouble(run_dir: Path, error: OSError) -> str:
 
 
 class Reserve:
-    """The reserve of one run directory. `log` takes sentences for the person at the terminal.
+    """The reserve of one run directory. `log` takes messages for the user.
 
     Raises:
-        OSError: When there is no room.
+        OSError: There is no room.
     """
 
     def __init__(self, run_dir: Path, log: Callable[[str], None]) -> None:
@@ -46,7 +47,7 @@ class Reserve:
         self._make()
 
     def keep(self) -> bool:
-        """Make the reserve again, if there is room."""
+        """Make the reserve again if there is room; return whether it exists."""
         with contextlib.suppress(OSError):
             self._make()
         return self._kept
@@ -66,10 +67,10 @@ class Reserve:
             raise
 
     def write(self, action: Callable[[], None]) -> None:
-        """Call a writer of the run directory, if need be with the room of the reserve.
+        """Call `action`, which writes to the run directory; if that finds no space, free the reserve and call it once more.
 
         Raises:
-            OSError: When that is not enough.
+            OSError: The action failed for another reason, or the reserve was not enough.
         """
         try:
             action()

@@ -1,7 +1,7 @@
-"""The run directory's life: claimed under one name, described by run.json, removed at the end.
+"""Claims a run directory under one name, describes it in run.json, and removes it at the end.
 
-A directory appears whole, with its run.json, by one rename, so that two launchers never share a name and nobody sees
-half of one. Never touches a directory whose launcher still lives.
+One rename makes the whole directory appear with its run.json, so that two launchers never share a name and no reader sees
+half a directory. This file never touches a directory whose launcher lives.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _ANIMALS = (
 ).split()
 
 
-_locks: dict[Path, int | None] = {}  # of run directories that are ours
+_locks: dict[Path, int | None] = {}  # lock descriptors of our own run directories
 
 
 def remove_stale(root: Path) -> None:
-    """Remove directories whose launcher is gone."""
+    """Remove the directories under `root` whose launcher is gone."""
     for path in root.iterdir():
         if path.is_symlink() or not path.is_dir():
             continue
@@ -56,7 +56,7 @@ def remove_stale(root: Path) -> None:
 
 
 def bury(run: RunInfo) -> None:
-    """Do what a launcher that was killed would have done at its end: keep the journal with the logs, remove the directory."""
+    """Clean up for a killed launcher: copy the journal to the logs, record the run as ended, remove the directory."""
     logs = Path(str(run.raw.get("logs", "")))
     kept = logs / paths.JOURNAL
     if logs.is_absolute() and logs.is_dir() and not kept.exists():
@@ -67,10 +67,15 @@ def bury(run: RunInfo) -> None:
 
 
 def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
-    """Make the run directory and its run.json; `facts` go into it.
+    """Make the run directory and its run.json, which includes `facts`; remove stale directories first.
+
+    Args:
+        run_id: The name; None: make one up.
+        facts: JSON values for run.json.
 
     Raises:
-        UsageError: When the name is taken.
+        UsageError: The name is taken.
+        PlatformError: The root of the run directories is not writable.
     """
     root = paths.runs_root()
     remove_stale(root)
@@ -107,7 +112,7 @@ def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
 
 
 def _hold(folder: Path) -> int | None:
-    """Lock it until we end, for launchers to which our pid says nothing. None where there are no locks."""
+    """Lock the folder until we end, for launchers in other pid namespaces. Return the descriptor, None where locks do not work."""
     fd = os.open(folder / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +124,7 @@ def _hold(folder: Path) -> int | None:
 
 
 def _let_go(folder: Path) -> bool:
-    """Is the launcher that locked it gone? False when nothing tells."""
+    """Has the launcher released its lock on the folder, and so ended? False where there is no lock to test."""
     try:
         fd = os.open(folder / paths.LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -139,14 +144,14 @@ def _close(fd: int | None) -> None:
 
 
 def amend(path: Path, facts: dict[str, Any]) -> None:
-    """Add `facts` to the run.json of a run directory that is ours; readers see it whole, before or after."""
+    """Add `facts` to the run.json of our own run directory; readers see either the old file or the new one."""
     record = json.loads((path / paths.RUN_FILE).read_text())
     files.replace(path / paths.RUN_FILE, json.dumps({**record, **facts}), private=True)
 
 
 def remove(path: Path) -> None:
-    """Remove a run directory that is ours."""
-    # renamed first, so that nobody can find half of a directory under the run's name
+    """Remove our own run directory, or one whose launcher is gone."""
+    # rename it first, so that no reader finds half a directory under the run's name
     grave = path.with_name(f".old.{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         os.rename(path, grave)

@@ -1,7 +1,7 @@
-"""Metrics of a run on request (`--metrics-file`, `--metrics-port`): has the exporter started, a process that only reads.
+"""Start the exporter of a run's metrics on request (`--metrics-file`, `--metrics-port`), a process that only reads.
 
-The port is bound here, before anything else is started, so that a taken one is an error at once. It stays ours: while one
-exporter takes the place of another, a request for the figures waits.
+The launcher binds the port before it starts any process, so that a taken port is an error at once. The port stays the launcher's:
+while a new exporter replaces a dead one, a request for the metrics waits.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Settings
 from ftrun.host.services.services import Services
 
-_LAST_LOOK = 5.0  # seconds the exporter gets to write how the run ended
-_STARTS = 5  # of the exporter in one run, until it is given up
+_LAST_LOOK = 5.0  # seconds that the exporter gets to write the end of the run
+_STARTS = 5  # starts of the exporter in one run, at most
 
 
 class Monitoring:
-    """Exports the metrics of a run; does nothing when none were asked for.
+    """Exports the metrics of a run; does nothing unless an option asks for them.
 
     Raises:
-        UsageError: For a port or file that cannot be used.
+        UsageError: The port or file cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -33,11 +33,11 @@ class Monitoring:
             require_writable(Path(self._file), "--metrics-file")
         if settings.metrics_port is not None:
             self._listener = bound(settings.metrics_port, "--metrics-port")
-        # the sentence for the person, "" without an HTTP endpoint
+        # the message for the user, "" without an HTTP endpoint
         self.where = f"metrics at {address(self._listener)}" if self._listener else ""
 
     def start(self, services: Services) -> str:
-        """Have the exporter started, if there is something to export. Gives why it could not be, "" when all is well."""
+        """Start the exporter if an option asks for it; return a sentence about the error, "" = none."""
         if not self._file and self._listener is None:
             return ""
         if not self._starts:
@@ -50,17 +50,17 @@ class Monitoring:
         return ""
 
     def close(self, services: Services) -> None:
-        """The journal is complete: let the exporter have its last look."""
+        """Let the exporter read the complete journal once more, then end it."""
         services.end_metrics(_LAST_LOOK)
         if self._listener is not None:
             self._listener.close()
 
 
 def bound(port: int, option: str) -> socket.socket:
-    """A listening socket on loopback.
+    """Return a listening socket on loopback.
 
     Raises:
-        UsageError: Naming the option.
+        UsageError: The port cannot be bound; the message names `option`.
     """
     try:
         listener = socket.create_server(("127.0.0.1", port), backlog=16)
@@ -74,12 +74,12 @@ def bound(port: int, option: str) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """The address at which Prometheus finds the figures."""
+    """Return the URL of the metrics for Prometheus."""
     return f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Raises UsageError naming the option, when a file cannot be put there."""
+    """Raise UsageError, which names `option`, when a file cannot be written there."""
     folder = path.parent
     if not folder.is_dir():
         raise UsageError(f"{option}: there is no folder {folder}; make it first")

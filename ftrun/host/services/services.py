@@ -1,7 +1,8 @@
-"""Our own helper processes: fork server, store, fd store, watcher of the devices, exporter. Starts them and talks to them.
+"""Start our helper processes and talk to them: fork server, store, fd store, device watcher, exporter.
 
-Requests wait here while a helper is away. Whether one lives is asked with "alive?", which each answers from the loop in which
-it does its work. Never decides whether one is started again: the machine does.
+Theory of operation. Each helper has one SOCK_SEQPACKET socket to the launcher. Requests wait in a queue here until the helper sends
+"ready", and again while a dead helper is replaced. The launcher asks a silent helper "alive?"; the helper answers from its
+working loop. A helper ends when its socket closes. This file never decides to restart one: the machine and the agent do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ALIVE = "alive?"
 
 
 class Helper:
-    """One helper process and its socket; `pid` is 0 while there is none."""
+    """Holds one helper process and its socket; `pid` is 0 while there is none."""
 
     def __init__(self, name: str, code: str, on_message: Callable[[dict[str, Any]], None]) -> None:
         self.name = name
@@ -38,22 +39,22 @@ class Helper:
         self._sock: socket.socket | None = None
         self._waiting: list[tuple[dict[str, Any], tuple[int, ...]]] = []
         self._heard = time.monotonic_ns()
-        self._asked = 0  # ns; 0 = it has answered
+        self._asked = 0  # time of an unanswered "alive?" in ns; 0 = none
         self.loop: EventLoop | None = None
 
     def start(
         self, args: tuple[str, ...], env: Mapping[str, str], out: int, also: int | None = None, room: int = 0
     ) -> None:
-        """`also` becomes its descriptor spawn.ALSO; `room`: see `spawn.command`.
+        """Start the process; see `spawn.start`.
 
         Raises:
-            OSError
+            OSError: The process cannot be started.
         """
         with self.connect() as theirs:
             self.pid = spawn.start(self._code, args, env, theirs.fileno(), out, also, room)
 
     def connect(self) -> socket.socket:
-        """Make a new socket and give the helper's end of it. The helper ends when it reads there that we are gone."""
+        """Make a new socket and return the helper's end of it. The helper ends when our end closes."""
         self._close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -64,13 +65,13 @@ class Helper:
         return theirs
 
     def attach(self, loop: EventLoop) -> None:
-        """Have `loop` serve this helper's socket from now on."""
+        """Let `loop` serve this helper's socket from now on."""
         self.loop = loop
         if self._sock is not None:
             loop.watch(self._sock.fileno(), self._receive, urgent=True)
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send now, or once the helper is ready. Descriptors sent are closed here."""
+        """Send now, or once the helper is ready. Takes over `fds` and closes them after the send."""
         self._waiting.append((message, fds))
         if self.ready:
             self._flush()
@@ -85,7 +86,7 @@ class Helper:
                     self.loop.after(0.002, self._flush)
                 return
             except OSError:
-                return  # it died: kept for its successor
+                return  # the helper died: keep the message for its successor
             del self._waiting[0]
             for fd in fds:
                 os.close(fd)
@@ -114,35 +115,35 @@ class Helper:
                 self._flush()
 
     def ask_alive(self, silent: float) -> None:
-        """If it has said nothing for `silent` seconds: is it alive? While it begins, it is asked as soon as it listens."""
+        """Ask the helper for a sign of life after `silent` seconds without a message. Does nothing before it is ready."""
         if self.ready and not self._asked and time.monotonic_ns() - self._heard > silent * 1e9:
             self._asked = time.monotonic_ns()
             self.send({"op": _ALIVE})
 
     def began(self, pid: int) -> None:
-        """Somebody else started it: it is `pid`, and its time begins now."""
+        """Record that the fork server started the helper as `pid`; its time to become ready begins now."""
         self.pid = pid
         self._heard = time.monotonic_ns()
 
     def shows_work(self) -> None:
-        """Note a sign of work from the helper, which is not ready yet."""
+        """Record a sign of work of a helper that is not ready yet."""
         self._heard = time.monotonic_ns()
 
     @property
     def silent_since(self) -> int:
-        """Since when it owes a word, ns: an answer, or that it is ready. Now, when it owes none."""
+        """Monotonic time in ns since which the helper owes an answer or "ready"; now, when it owes none."""
         return self._asked or (time.monotonic_ns() if self.ready else self._heard)
 
     def waiting_forks(self) -> set[int]:
-        """Cells whose fork order has not been sent yet."""
+        """Return the cells whose fork orders still wait here."""
         return {message["cell"] for message, _ in self._waiting if message["op"] == "fork"}
 
     def waits_for(self, op: str) -> bool:
-        """Is such a request still to be sent?"""
+        """Does a request `op` still wait here?"""
         return any(message["op"] == op for message, _ in self._waiting)
 
     def ended(self) -> None:
-        """The process was reaped: read its last words, then forget it."""
+        """Read the last messages of the reaped process, then forget it."""
         self._receive()
         self._close()
         self.pid = 0
@@ -157,7 +158,7 @@ class Helper:
             self._sock = None
 
     def hang_up(self) -> None:
-        """Close our end: the helper takes us for gone, and ends."""
+        """Close our end of the socket, at which the helper ends."""
         self._close()
 
     def kill(self) -> None:
@@ -165,9 +166,9 @@ class Helper:
 
 
 class Services:
-    """The helpers of a run. `on_message(service, message)` takes what they say; `stdin` is for the workers.
+    """Holds the helpers of a run. `on_message(service, message)` takes their messages; `stdin` is the workers' descriptor 0.
 
-    `shown`: the command that workers show. `mode`: how the fork server starts workers, see fork_server.ForkServer.
+    `shown`: the command that workers display in `ps`. `mode`: the way the fork server starts workers, see fork_server.ForkServer.
     """
 
     def __init__(
@@ -189,15 +190,15 @@ class Services:
         self.fd_store = Helper("fd store", _FD_STORE, lambda m: on_message("fd store", m))
         self.nvml = Helper("nvml", _NVML, lambda m: on_message("nvml", m))
         self.store = Helper("store", "", lambda m: None)  # the fork server forks it
-        self._store_order = 0  # number of the last order: answers to earlier ones are void
+        self._store_order = 0  # number of the last order; answers to earlier ones do not count
         self.metrics = Helper("metrics", _METRICS, lambda m: None)
         self._all = (self.fork_server, self.store, self.fd_store, self.nvml, self.metrics)
 
     def log_to(self, path: Path) -> None:
-        """Send what helpers print to this file; call before they are started.
+        """Append the helpers' output to this file; call before they start.
 
         Raises:
-            OSError
+            OSError: The file cannot be opened.
         """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.close(self._out)
@@ -207,22 +208,22 @@ class Services:
         self.fork_server.start(self._mode, self._env, self._out, self._stdin, self._room)
 
     def stop_preloading(self) -> None:
-        """The fork server found that it cannot be forked after its imports: it works as "exec" now, and so does its successor."""
+        """Start later fork servers in mode "exec": the current one cannot fork after its imports and works in this mode already."""
         self._mode = ("exec", *self._mode[1:])
 
     def start_fd_store(self) -> None:
         self.fd_store.start((str(self._run_dir),), self._env, self._out)
 
     def start_metrics(self, file: str, listener: int | None) -> None:
-        """The exporter of the figures, to a file ("" = none) and on a listening socket.
+        """Start the exporter, with a file ("" = none) and the descriptor of a listening socket (None = none).
 
         Raises:
-            OSError
+            OSError: The process cannot be started.
         """
         self.metrics.start((str(self._run_dir), file, "" if listener is None else "listen"), self._env, self._out, listener)
 
     def end_metrics(self, patience: float) -> None:
-        """Let the exporter have its last look, then make sure that it is gone."""
+        """Hang up, so that the exporter reads once more and ends; kill it after `patience` seconds."""
         if self.metrics.pid:
             self.metrics.hang_up()
             if not wait_for(self._metrics_ended, patience, 0.005):
@@ -236,18 +237,20 @@ class Services:
             return True
 
     def start_nvml(self) -> None:
-        """Start the reader of NVML; call it only where there are GPUs.
+        """Start the device watcher; call only on a machine with GPUs.
 
         Raises:
-            OSError
+            OSError: The process cannot be started.
         """
         self.nvml.start((), self._env, self._out)
 
     def start_store(self, host: str, port: int, only: bool = False) -> None:
-        """The fork server forks it; its address comes as a message {"op":"store"}. Nothing when that is ordered already.
+        """Order a store from the fork server, unless an order still waits here. Its address arrives as {"op": "store"}.
 
-        `host`: the address to listen on. `port`: where workers that have not connected yet will look for it, 0 = anywhere;
-        `only` there: if that cannot be, the message is {"op":"store-failed"} with an `error`.
+        Args:
+            host: The address to listen on.
+            port: The port at which workers that have not connected yet look for it; 0 = any.
+            only: Accept no other port; if it is not free, {"op": "store-failed"} arrives with an `error`.
         """
         if self.fork_server.waits_for("store"):
             return
@@ -256,49 +259,49 @@ class Services:
         self.fork_server.send(order, (self.store.connect().detach(),))
 
     def is_current(self, message: dict[str, Any]) -> bool:
-        """Does this answer belong to the last order for a store? A store that came too late is ended here."""
+        """Does this answer belong to the last order for a store? Ends the store of an earlier order."""
         if message["order"] == self._store_order:
             return True
         kill_group(message["pid"])
         return False
 
     def fork(self, cell: int, spec: dict[str, Any], out: int, err: int) -> None:
-        """Have a worker forked; takes over the two descriptors."""
+        """Order the fork of a worker; takes over the two descriptors."""
         self.fork_server.send({"op": "fork", "cell": cell, "spec": spec}, (out, err))
 
     def guard(self) -> None:
-        """Tell the fd store whom to end, beside the workers, if we die."""
+        """Send the fd store the pids to end, beside the workers, if we die."""
         pids = [pid for pid in (self.fork_server.pid, self.store.pid) if pid]
         self.fd_store.send({"op": "guard", "pids": pids})
 
     def retire_store(self) -> None:
-        """End the store without mourning it: a new one takes its place. One that is only ordered yet is that one."""
+        """End the store without a ServiceDied event, because a new one replaces it. Does nothing about a store still on order."""
         if self.store.pid:
             self.store.kill()
             self.store.ended()
 
     def attach(self, loop: EventLoop) -> None:
-        """Have `loop` serve them from now on."""
+        """Let `loop` serve all helpers from now on."""
         for helper in self._all:
             helper.attach(loop)
 
     def living(self) -> list[Helper]:
-        """The helpers that have a process now."""
+        """Return the helpers that have a process now."""
         return [helper for helper in self._all if helper.pid]
 
     def pids(self) -> set[int]:
         return {helper.pid for helper in self.living()}
 
     def helper(self, name: str) -> Helper:
-        """The helper of that name."""
+        """Return the helper of that name."""
         return next(helper for helper in self._all if helper.name == name)
 
     def which(self, pid: int) -> Helper | None:
-        """The helper whose process is `pid`."""
+        """Return the helper whose process is `pid`, None for another process."""
         return next((helper for helper in self.living() if helper.pid == pid), None)
 
     def end(self) -> None:
-        """End all of them."""
+        """End all helpers."""
         self.fd_store.send({"op": "bye"})
         for helper in self.living():
             helper.kill()

@@ -1,7 +1,7 @@
-"""Starts our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
+"""Start our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
 
-A helper's import path is that of a script, PYTHONPATH first, so that the fork server loads the torch that the script would. The
-current directory is never on it: a user's `random.py` must not shadow the library's. ftrun is the launcher's in every process.
+A helper has the import path of a script, PYTHONPATH first, so that the fork server loads the script's torch. The current
+directory is never on it: a user's `random.py` must not shadow the standard library's. Every process imports the launcher's ftrun.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import ftrun
 
 FORK_SERVER = "from ftrun.helpers import fork_server; fork_server.main(started)"
-ALSO = 4  # a second descriptor: the stdin that the fork server's workers get, the socket on which the exporter listens
+ALSO = 4  # a second descriptor: the workers' stdin for the fork server, the listening socket for the exporter
 _ROOT = str(Path(ftrun.__file__).resolve().parents[1])
 
-# `started`: the modules that a plain interpreter begins with. "" is the current directory, which is not there with
-# PYTHONSAFEPATH. Once ftrun is imported, its modules come from where it lies.
+# `started`: the modules that a plain interpreter begins with. "" is the current directory, absent with PYTHONSAFEPATH.
+# After the import of ftrun, its modules come from its own folder.
 _PRELUDE = (
     "import os, sys; started = [*sys.modules]; root = {root!r}; rest = sys.path[sys.path[:1] == ['']:]; "
     "sys.path[:] = [root, *rest]; import ftrun; "
@@ -29,9 +29,9 @@ _PRELUDE = (
 
 
 def command(code: str, *args: str, room: int = 0) -> list[str]:
-    """Argument vector of an unbuffered interpreter that can import ftrun and runs `code`.
+    """Return the argument vector of an unbuffered interpreter that can import ftrun and runs `code`.
 
-    It is at least `room` bytes long, so that the process, or one that is forked from it, can show another command.
+    The vector is at least `room` bytes long, so that the process or its forks can display another command in its place.
     """
     argv = [sys.executable, "-u", "-c", _PRELUDE.format(root=_ROOT) + code, *args]
     lacking = room - sum(len(os.fsencode(word)) + 1 for word in argv)
@@ -47,12 +47,19 @@ def start(
     also: int | None = None,
     room: int = 0,
 ) -> int:
-    """Start a helper; it inherits `pass_fd` as descriptor 3 and writes to `out`. Gives its pid.
+    """Start a helper and return its pid.
+
+    Args:
+        code: Python source that the helper runs.
+        args: Its arguments.
+        env: Its environment.
+        pass_fd: Becomes its descriptor 3.
+        out: Becomes its stdout and stderr.
+        also: Becomes its descriptor ALSO.
+        room: See `command`.
 
     Raises:
-        OSError
-
-    `also` becomes its descriptor ALSO. `room`: see `command`.
+        OSError: The process cannot be started.
     """
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, out, 1),
@@ -60,7 +67,7 @@ def start(
         (os.POSIX_SPAWN_DUP2, pass_fd, 3),
     ]
     if also is not None:
-        also = fcntl.fcntl(also, fcntl.F_DUPFD_CLOEXEC, ALSO + 1)  # it may be 3, which another one becomes before
+        also = fcntl.fcntl(also, fcntl.F_DUPFD_CLOEXEC, ALSO + 1)  # it may be 3, which `pass_fd` becomes first
         actions.append((os.POSIX_SPAWN_DUP2, also, ALSO))
     actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     argv = command(code, *args, room=room)

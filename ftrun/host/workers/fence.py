@@ -1,4 +1,4 @@
-"""Making sure that a worker runs no more code, and learning how it ended before anybody could reap it.
+"""Check that a worker runs no more code, and read its exit code before anybody reaps it.
 
 Reads /proc; never waits.
 """
@@ -20,17 +20,16 @@ _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
 
 
 def step_aside(pid: int) -> None:
-    """Let a worker that only gives its memory back do so when nobody else needs the processor.
+    """Give a dying worker the lowest priority, so that it frees its memory while nobody else needs the processor.
 
-    Taking a process of 400 MB down takes tens of milliseconds, which the repair of the world needs. Nothing happens
-    when the process is gone.
+    The exit of a process of 400 MB takes tens of milliseconds, which the repair of the world needs. A process that is gone is ignored.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, _LOWEST)
 
 
 def quiet(pid: int) -> bool:
-    """True when no task of the process will run user code again."""
+    """Will no task of the process run user code again?"""
     for task in tasks(pid):
         fields = stat(pid, task)
         if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING and fields[_STATE] not in "ZX":
@@ -39,14 +38,14 @@ def quiet(pid: int) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """True when a task of the process goes on: it neither ends nor has a SIGKILL to take.
+    """Does a task of the process go on: does it neither end nor have a pending SIGKILL?
 
-    So it is after an exec, which ends every thread but one and gives up what they held. The end of a process looks the same for the
-    moment between two tasks' ends, or between a SIGKILL that was taken and the end that follows.
+    A process does so after an exec, which ends every thread but one and releases their locks. A process that ends also looks like this
+    for a moment: between two tasks' ends, or between taking a SIGKILL and ending.
     """
     for task in tasks(pid):
         fields = stat(pid, task)
-        # before Linux 5.16 a process that dumps its core has given up its locks by then
+        # before Linux 5.16 a process releases its locks before it dumps its core
         if fields is None or int(fields[_FLAGS]) & (_PF_EXITING | _PF_DUMPCORE) or fields[_STATE] in "ZX":
             continue
         pending = status(pid, task).get("SigPnd")
@@ -56,18 +55,18 @@ def lives(pid: int) -> bool:
 
 
 def code_is_set(pid: int) -> bool:
-    """Is it known by now with which code the process ends? False while that cannot be told, and when it was reaped.
+    """Has the kernel set the exit code of the process? False while /proc does not tell, and after the process was reaped.
 
-    The kernel marks a task as exiting, notes its code, then takes its memory away: a busy machine may stop it in between.
+    The kernel marks a task as exiting, sets its code, then frees its memory: a busy machine may pause it in between.
     """
     fields = stat(pid)
     return fields is not None and int(fields[_VSIZE]) == 0 and quiet(pid)
 
 
 def ended(pid: int) -> bool:
-    """True when no task of the process or of its group is left but zombies: what it had open is closed.
+    """Are all tasks of the process and of its group zombies or gone, and so all their descriptors closed?
 
-    A GPU runs what a process queued until its last descriptor is closed, by a forked child maybe; being quiet is not enough.
+    A GPU runs the queued work of a process until its last descriptor is closed, which a forked child may hold; `quiet` is not enough.
     """
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -81,7 +80,7 @@ def ended(pid: int) -> bool:
 
 
 def peek_exit(pid: int) -> int | None:
-    """Exit code (128 + n for signal n) of a process that is dying and not yet reaped; None while it cannot be told."""
+    """Return the exit code (128 + n for signal n) of a dying process that nobody has reaped yet; None while it is unknown."""
     fields = stat(pid)
     if fields is None or len(fields) <= _EXIT_CODE:
         return None
@@ -92,7 +91,7 @@ def peek_exit(pid: int) -> int | None:
 
 
 def is_ours(pid: int) -> bool:
-    """True for a process that carries the name of a worker or helper of ftrun (a script's own daemon does not)."""
+    """Does the process carry the name of a worker or helper of ftrun? A script's own daemon does not."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().startswith("ftrun ")
     except OSError:

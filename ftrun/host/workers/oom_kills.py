@@ -1,7 +1,7 @@
-"""Did the kernel end a worker because memory was short? Its own word where it can be read, else the cgroup's counters.
+"""Tell an out-of-memory kill from a plain SIGKILL: by the kernel's log where it is readable, else by the cgroup's counters.
 
-The counters are those of the worker's own cgroup: memory.oom_control (v1) or memory.events (v2). They grow before the
-victim is killed, so they can be asked as soon as its death is seen. A plain SIGKILL moves neither.
+The counters are in the worker's own cgroup: memory.oom_control (v1) or memory.events (v2). The kernel counts before it kills,
+so the counters are up to date once the death is visible. A plain SIGKILL changes neither.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _RECORD = 8192
 
 
 class Kills:
-    """Asks whether an out-of-memory kill came since the last question."""
+    """Count out-of-memory kills and attribute each of them to one death."""
 
     def __init__(self) -> None:
         self._files: dict[int, Path] = {}  # pid -> its cgroup's counter
-        self._seen: dict[Path, int] = {}  # kills that are accounted for
+        self._seen: dict[Path, int] = {}  # kills that are attributed
         self._latest: dict[Path, int] = {}  # kills counted at the last call of `expire`
         self._kernel = _open_kernel()
-        self._named: set[int] = set()  # pids that the kernel said it killed
+        self._named: set[int] = set()  # pids that the kernel's log names as killed
 
     def watch(self, pid: int) -> None:
-        """Remember the counter of the cgroup that a new process is in. Call while it lives."""
+        """Remember the counter of the cgroup of a process. Call while the process lives."""
         path = next(group_files(pid, "memory", "memory.oom_control", "memory.events"), None)
         if path is not None:
             self._files[pid] = path
             self._seen.setdefault(path, _count(path))
 
     def evidence(self, pid: int) -> str:
-        """A sentence when `pid`, which was killed, was a victim of short memory; "" when nothing says so."""
+        """Return a sentence when an out-of-memory kill ended `pid`, which died by SIGKILL; "" without such evidence."""
         self._read_kernel()
         if pid in self._named:
             return f"the kernel says that it killed process {pid} because memory was short"
@@ -50,7 +50,7 @@ class Kills:
         return f"the kernel counted an out-of-memory kill in its cgroup ({path})"
 
     def expire(self) -> None:
-        """Kills that were there at the last call had other victims (a child of the script). Call now and then."""
+        """Attribute the kills that the last call counted to other processes (a child of the script). Call now and then."""
         for path, before in self._latest.items():
             self._seen[path] = max(self._seen[path], before)
         self._latest = {path: _count(path) for path in self._seen}
@@ -74,7 +74,7 @@ class Kills:
 
 
 def _open_kernel() -> int | None:
-    """The kernel's messages from now on; None when they may not be read."""
+    """Open the kernel's log at its end; return None when reading it is not permitted."""
     try:
         fd = os.open(_KERNEL, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

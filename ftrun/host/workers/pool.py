@@ -1,6 +1,11 @@
-"""The workers as processes: spawned, watched, fenced, reaped. Turns what the board and the kernel say into events.
+"""Own the worker processes: watch, fence and reap them, and turn changes on the board and in the kernel into events.
 
-Handlers only emit events; what follows from them is the machine's business. A worker's death is reported exactly once.
+Handlers only emit events; the machine decides what follows. The pool reports a worker's death exactly once.
+
+Theory of operation. `add` prepares cell and pipes, `forked` learns the pid. Three sources then announce an end: the lost liveness lock
+(at once), the pidfd (when the process is gone), the exit code (`exited`, from whoever reaps). The first leads to `_report`, which waits
+briefly for the exit code, scans the board once more, and emits Finished or Died; it holds back a death that a peer's death explains.
+`fence` kills the process and marks the cell (F.FENCED 1: the process runs no more code; 2: it did not stop by the deadline).
 """
 
 from __future__ import annotations
@@ -46,17 +51,17 @@ from ftrun.host.workers import fence
 from ftrun.host.workers.oom_kills import Kills
 
 _CODE_LOOK = 0.001  # seconds between two looks for the exit code of a worker that died in its loop
-_CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds after which it is done without, and between two looks until then
-_ENDS_SOON = 0.3  # seconds after which a process that lost its lock and lives has not ended: it is another program now
+_CODE_LATEST, _CODE_LATE_LOOK = 10.0, 0.1  # seconds until a death is reported without an exit code, and between two looks until then
+_ENDS_SOON = 0.3  # seconds; a process that lost its lock and lives on after them runs another program
 _LOOK_AGAIN = 0.05
-_CAUSE_LOOK = 0.005  # seconds between two looks whether somebody is left to wait for
-_LEFTOVERS = 2.0  # seconds after a worker's end until its files are removed: a repair has no time for that
+_CAUSE_LOOK = 0.005  # seconds between two checks for other ranks that may still die
+_LEFTOVERS = 2.0  # seconds from a worker's end to the removal of its files: a repair has no time for that
 _EXEC = "started another program in place of itself (exec)"
 _AFTER_EXEC = (
     "what that does is not protected, and only its end is seen; set the variables that it sets (LD_PRELOAD, PYTHONHASHSEED) for "
     "ftrun itself, and no worker has to start again"
 )
-_LOCK_LOOK = 0.01  # seconds between two looks whether a process that begins anew holds its lock again
+_LOCK_LOOK = 0.01  # seconds between two checks that a restarted interpreter holds its lock again
 _FENCE_INLINE, _FENCE_LOOK = 0.005, 0.0002
 _FENCE_DEADLINE = 5.0
 _LOOK, _LOOK_GPU = 0.001, 0.005  # seconds between two looks at a process that is being fenced
@@ -78,7 +83,7 @@ _MILESTONES: tuple[tuple[Flag, Callable[[float, int], Event]], ...] = (
 
 
 class Worker:
-    """One incarnation. `pid` 0 = not forked yet; `code` None = not known yet."""
+    """One worker incarnation. `pid` 0: not forked yet; `code` None: not known yet."""
 
     def __init__(self, cell: Cell, rank: int | None) -> None:
         self.index = cell.index
@@ -86,12 +91,12 @@ class Worker:
         self.rank = rank
         self.pid = 0
         self.code: int | None = None
-        self.cause = ""  # why it was condemned, when it was
-        self.fault = Fault.SIGNAL  # the same by name, and how it is known
+        self.cause = ""  # the reason of `condemn`; `fault` and `evidence` come with it
+        self.fault = Fault.SIGNAL
         self.evidence = ""
-        self.reported = False  # its end was reported to the machine, or is held back
-        self.anew = False  # it became a fresh interpreter
-        self.lost = False  # its liveness lock is gone
+        self.reported = False  # the machine knows of its end, or the pool holds the death back
+        self.anew = False  # it restarted as a fresh interpreter
+        self.lost = False  # it lost its liveness lock
         self.ended = False  # reaped
         self.flags = 0
         self.raised = 0
@@ -100,15 +105,15 @@ class Worker:
         self.doubts = (0, 0)  # F.INEXACT, F.LEFT_OUT
         self.stages = [0] * len(_STAGES)
         self.fencing = False
-        self.ours = False  # we had killed it before we learnt of its end
-        self.ordered = False  # its fork was ordered
+        self.ours = False  # we killed it before we learnt of its end
+        self.ordered = False  # the fork server has the order to fork it
         self.was_spare = rank is None
         self.watch = 0
         self.eventfd = -1
         self.pidfd = -1
         self.spawned = time.monotonic()
         self.log: WorkerLog | None = None
-        self.error: FailureNote | None = None  # of the exception that ended it
+        self.error: FailureNote | None = None  # describes the exception that ended it
 
     @property
     def name(self) -> str:
@@ -116,12 +121,12 @@ class Worker:
 
 
 class WorkerPool:
-    """All incarnations of a run; `services` names our helpers."""
+    """Hold all worker incarnations of a run; `services` returns the pids of our helpers."""
 
     def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
-        self.longest_start = 0.0  # seconds from a fork to the first loop, of the slowest so far
-        self.ending = False  # workers are told to end: a signal is ours from now on
+        self.longest_start = 0.0  # seconds that the slowest worker so far took from its fork to its first protected loop
+        self.ending = False  # the run ends: from now on we send the signals that kill workers
         self.logs = logs
         self._locked = context.settings.kind != "program"  # a program that replaced the worker's code holds no lock
         self._run_dir = context.run_dir
@@ -132,29 +137,29 @@ class WorkerPool:
         self._log = context.listener.log
         self._told_of_exec = False
         self._by_pid: dict[int, Worker] = {}
-        self._held: list[Died] = []  # ends that seem to follow from another's, which is awaited
+        self._held: list[Died] = []  # peer-loss deaths that wait for the peer's own death
         self._services = services
         self._kills = Kills()
 
     def living(self) -> list[Worker]:
-        """The workers that were spawned and not reaped."""
+        """Return the workers that nobody has reaped, also those not forked yet."""
         return [w for w in self.workers.values() if not w.ended]
 
     def moved(self, pid: int) -> None:
-        """A worker was put into another cgroup: short memory is counted there from now on."""
+        """Note that a worker moved to another cgroup, which counts its out-of-memory kills from now on."""
         self._kills.watch(pid)
 
     def expire_kills(self) -> None:
-        """Out-of-memory kills that no death of a worker explains by now had other victims. Call now and then."""
+        """Attribute the out-of-memory kills that no worker's death explains to other processes. Call now and then."""
         self._kills.expire()
 
     # -- birth -------------------------------------------------------------------------------------------------------
 
     def add(self, index: int, rank: int | None, attempt: int) -> Worker | None:
-        """Prepare cell and pipes of an incarnation to be forked; None when that was ordered already.
+        """Prepare the cell and pipes of an incarnation before its fork; return None when the fork is already ordered or over.
 
         Raises:
-            IndexError: When the board is full.
+            IndexError: The board is full.
         """
         worker = self.workers.get(index)
         if worker is None:
@@ -171,18 +176,18 @@ class WorkerPool:
         return None if rank is None else rank - self.logs.rank_offset
 
     def order_lost(self, kept: set[int]) -> None:
-        """The fork server died: fork orders it had taken and not answered are void, those of `kept` still wait."""
+        """Cancel the fork orders that a dead fork server took and did not answer, and kill its forks. Orders of cells in `kept` stay."""
         known = {w.pid for w in self.living()}
         for worker in self.workers.values():
             if worker.ordered and not worker.pid and not worker.ended and worker.index not in kept:
                 worker.ordered = False
         for pid in procfs.children("self"):
-            # forked just before the fork server's end, so nobody knows which one it is
+            # the fork server forked it just before its own end and did not report its cell
             if pid not in known and pid not in self._services() and fence.is_ours(pid):
                 procfs.kill_group(pid)
 
     def forked(self, index: int, pid: int) -> None:
-        """The fork server forked incarnation `index`."""
+        """Record that the fork server forked incarnation `index`, and watch the process."""
         worker = self.workers[index]
         worker.spawned = time.monotonic()
         worker.pid = pid
@@ -193,13 +198,13 @@ class WorkerPool:
         try:
             worker.pidfd = os.pidfd_open(pid)
         except OSError:
-            return  # gone already: its exit code is on its way
+            return  # the process is gone and its exit code is on its way
         self._loop.watch(worker.pidfd, lambda: self._gone(worker))
         if worker.fencing:
             self.fence(index)
 
     def take_rank(self, index: int, rank: int, attempt: int) -> None:
-        """A world gives `rank` to this incarnation."""
+        """Give `rank` to this incarnation, and its log to that rank's files."""
         worker = self.workers[index]
         if worker.rank != rank:
             worker.rank = rank
@@ -209,14 +214,14 @@ class WorkerPool:
     # -- the board ---------------------------------------------------------------------------------------------------
 
     def scan(self) -> None:
-        """Emit what changed on the board since the last scan."""
+        """Emit events for all changes on the board since the last scan."""
         now = time.monotonic()
         for worker in list(self.workers.values()):
             if not worker.ended and not worker.reported:
                 self._scan_cell(worker, now)
 
     def _scan_cell(self, worker: Worker, now: float) -> None:
-        # in the order that the machine asks for: milestones, exception, stages, end of the loop
+        # the machine requires this order: milestones, exception, doubts, stages, missing sources, end of the loop
         cell, index = worker.cell, worker.index
         flags = cell[F.FLAGS]
         changed, worker.flags = flags ^ worker.flags, flags
@@ -237,7 +242,7 @@ class WorkerPool:
             error = worker.error or FailureNote(index, raised)
             self._emit(Raised(now, index, cell.step or 0, error.signature, raised, error.fault, error.evidence, cell.gate_number))
         doubts = cell[F.INEXACT], cell[F.LEFT_OUT]
-        if doubts != worker.doubts:  # before the stage that it was found in: what follows from that depends on it
+        if doubts != worker.doubts:  # before the stage in which it arose: the machine's answer to the stage depends on it
             worker.doubts = doubts
             self._emit(Doubted(now, index, _doubts(*doubts)))
         for at, (field, stage) in enumerate(_STAGES):
@@ -259,11 +264,11 @@ class WorkerPool:
             self._emit(LoopDone(now, index, bool(flags & Flag.LOOP_DONE)))
 
     def _explained(self) -> bool:
-        """Is a death about to be reported? A connection that fails is told after it, of a world that is stopped."""
+        """Is a death about to be reported? A failed connection is reported after it, in a world that is then stopped."""
         return bool(self._held) or any(w.lost and not w.reported for w in self.workers.values())
 
     def _show_output(self, worker: Worker) -> None:
-        """A person reads the program's own exception before what we say about it."""
+        """Drain the worker's output, so that a person reads the program's own exception before our message about it."""
         if worker.log is not None:
             worker.log.drain()
 
@@ -277,7 +282,7 @@ class WorkerPool:
         worker.watch = native.watch_start(worker.cell.field_address(F.LIFE), worker.eventfd)
 
     def _await_lock(self, worker: Worker) -> None:
-        """The process becomes a fresh interpreter, which takes the lock again. Its end shows by its pidfd meanwhile."""
+        """Wait until the restarted interpreter holds the lock again. Until then only its pidfd reveals its end."""
         if worker.cell.has(Flag.HELD_ANEW):
             self._watch_lock(worker)
         elif not worker.ended:
@@ -294,26 +299,26 @@ class WorkerPool:
         flags = worker.cell[F.FLAGS]
         if flags & Flag.LOOPING and not flags & (Flag.LOOP_DONE | Flag.EXITING) and not worker.reported:
             worker.cell[F.DETECTED_NS] = time.monotonic_ns()
-            self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
+            self.scan()  # progress before the death counts: all ranks may be protected by now
             self._emit(Dying(time.monotonic(), worker.index))
             self._await_code(worker, _CODE_LOOK, time.monotonic() + grace.EXIT_CODE, early=True)
         else:
-            expected = self._told_of_exec and worker.rank is None  # a spare does as the ranks did, and soon misses its rank
+            expected = self._told_of_exec and worker.rank is None  # a spare runs the same script, so it executes the program too
             self._loop.after(0.0 if expected else _ENDS_SOON, lambda: self._ends_or_goes_on(worker, again=expected))
 
     def _ends_or_goes_on(self, worker: Worker, again: bool = False) -> None:
-        """A process without its lock ends, or is another program now, of which nothing is known but its end (as with --no-python)."""
+        """Tell a process that ends from one that runs another program (exec), of which we see only the end (as with --no-python)."""
         if worker.reported:
             return
         if not fence.lives(worker.pid):
             self._report_later(worker)
             return
-        if not again:  # a process that ends looks like one that goes on for a moment
+        if not again:  # a process that ends looks alive for a moment
             self._loop.after(_LOOK_AGAIN, lambda: self._ends_or_goes_on(worker, again=True))
             return
         self._note("exec", worker=worker.index, rank=worker.rank, pid=worker.pid)
         self._unwatch(worker)
-        if worker.rank is None:  # it will never park: the script begins anew there, and a spare has no rank to tell it
+        if worker.rank is None:  # it will never park: the script starts again there, and a spare has no rank to give it
             worker.reported = True
             self._emit(Finished(time.monotonic(), worker.index))
         elif not self._told_of_exec:
@@ -321,10 +326,10 @@ class WorkerPool:
             self._log(f"{worker.name} {_EXEC}: {_AFTER_EXEC}", "warning")
 
     def _await_code(self, worker: Worker, pause: float, latest: float, early: bool = False) -> None:
-        """Report its end as soon as its exit code shows, at `latest` without.
+        """Report the worker's end as soon as its exit code is readable, and at `latest` (monotonic seconds) without a code.
 
-        `early`: before it is reaped. Once the code is set it shows, or it is 0, which cannot be told from none before the very
-        end. A busy machine may run its last thread late.
+        `early`: nobody has reaped the worker yet. A code that is set is readable, except 0, which looks like no code until the very
+        end. A busy machine may run the worker's last thread late.
         """
         if worker.reported:
             return
@@ -332,32 +337,41 @@ class WorkerPool:
         settled = code is not None or (early and fence.code_is_set(worker.pid))
         if not settled and time.monotonic() < latest:
             self._loop.after(pause, lambda: self._await_code(worker, pause, latest, early))
-        elif code is None and early and fence.lives(worker.pid):  # and what it trained is gone
+        elif code is None and early and fence.lives(worker.pid):  # an exec in the loop: its training state is gone
             self.condemn(worker, _EXEC, Fault.EXIT, f"it {_EXEC}")
         else:
             self._report(worker, fence.peek_exit(worker.pid) if code is None else code)
 
     def _gone(self, worker: Worker) -> None:
-        """The process is gone: its exit code comes from the fork server, or from our own wait when that is dead."""
+        """Expect the exit code of a process that is gone: from the fork server, or from our own wait when that is dead."""
         self._loop.forget(worker.pidfd)
         self._report_later(worker)
         self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
 
     def _never_told(self, worker: Worker) -> None:
-        """A fork server that is killed between reaping a worker and saying so takes the exit code with it.
+        """End a worker whose exit code nobody reported.
 
-        One that can neither run nor be killed leaves it where everybody can read it.
+        A fork server that dies between reaping a worker and reporting it takes the code with it. One that can neither run nor be
+        killed leaves a zombie, whose code `peek_exit` reads.
         """
         if not worker.ended:
             self.exited(worker.pid, fence.peek_exit(worker.pid))
 
     def _report_later(self, worker: Worker) -> None:
-        """The fork server says with which code, soon; on a busy machine it may take its time, and so may the process to end."""
+        """Report the end once the exit code arrives. On a busy machine the fork server, and the process itself, may be slow."""
         latest = time.monotonic() + _CODE_LATEST
         self._loop.after(grace.EXIT_CODE, lambda: self._await_code(worker, _CODE_LATE_LOOK, latest))
 
     def exited(self, pid: int, code: int | None) -> bool:
-        """`pid` was reaped, None: nobody knows with which code; False when it is no worker."""
+        """Record that `pid` was reaped.
+
+        Args:
+            pid: Any process.
+            code: Exit code (128 + n for signal n), None when nobody knows it.
+
+        Returns:
+            False when `pid` is no worker, or a worker whose end is already recorded.
+        """
         worker = self._by_pid.get(pid)
         if worker is None or worker.ended:
             return False
@@ -366,10 +380,10 @@ class WorkerPool:
         worker.cell[F.EXIT_STATUS] = code or 0
         worker.cell[F.EXITED] = 1
         if self.ending:
-            self._board.ring_workers()  # waits for this rank end
+            self._board.ring_workers()  # ends the peers' waits for this rank
         if worker.reported:
             self._note("exit", worker=worker.index, rank=worker.rank, pid=pid, code=code)
-        self._scan_cell(worker, time.monotonic())  # what it did last comes before its end
+        self._scan_cell(worker, time.monotonic())  # its last actions come before its end
         self._report(worker, code)
         self._release(worker)
         self._loop.after(_LEFTOVERS, lambda: self._remove_leftovers(worker))
@@ -382,7 +396,7 @@ class WorkerPool:
     def _report(self, worker: Worker, code: int | None) -> None:
         if worker.reported:
             return
-        self.scan()  # what was reached before the death counts: it may be that all ranks are protected by now
+        self.scan()  # progress before the death counts: all ranks may be protected by now
         worker.reported = True
         if not worker.lost:
             worker.ours = worker.fencing
@@ -390,14 +404,14 @@ class WorkerPool:
         flags = cell[F.FLAGS]
         looping = flags & Flag.LOOPING and not flags & Flag.LOOP_DONE
         if code is None and flags & Flag.EXITING and not (worker.cause or worker.ours or self.ending):
-            code = 0  # its script was over and nobody killed it: only the word of its fork server is missing
+            code = 0  # its script was over and nobody killed it: only the fork server's report is missing
         if code == 0 and not worker.cause and (flags & Flag.EXITING or not looping):
             self._emit(Finished(now, worker.index, bool(cell[F.ENDS])))
             return
         if not cell[F.DETECTED_NS]:
             cell[F.DETECTED_NS] = time.monotonic_ns()
         error = notes.read(FailureNote, self._run_dir, worker.index, cell[F.GENERATION])
-        if code not in (None, 1) and error is not None and error.fault != Fault.GAVE_WAY.value:  # of an exception that it has survived
+        if code not in (None, 1) and error is not None and error.fault != Fault.GAVE_WAY.value:  # it survived that exception
             error = None
         worker.error, told = error, error or FailureNote(worker.index, 0, signature="")
         if error is not None:
@@ -430,7 +444,7 @@ class WorkerPool:
             self._emit_held()
 
     def _await_cause(self) -> None:
-        """Hold back a peer-loss death until the peer's own death is reported: of two close deaths either may be noticed first."""
+        """Hold back a peer-loss death until the peer's own death is reported: either of two close deaths may be noticed first."""
         if not self._held:
             return
         others = [w for w in self.living() if w.rank is not None and w.pid and not w.reported]
@@ -446,7 +460,7 @@ class WorkerPool:
             self._emit(death)
 
     def _why(self, worker: Worker, code: int | None) -> tuple[str, str]:
-        """The fault behind a death, with its evidence; nothing for a death that we brought about ourselves."""
+        """Return the fault behind a death and its evidence; two empty strings for a death that we caused ourselves."""
         if worker.cause:
             return worker.fault.value, worker.evidence
         if worker.error is not None:
@@ -461,7 +475,7 @@ class WorkerPool:
         return fault.value, evidence
 
     def _unwatch(self, worker: Worker) -> None:
-        """Stop watching its lock and its beat: only its end counts from now on."""
+        """Stop watching the worker's lock: only its end counts from now on."""
         if worker.watch:
             with contextlib.suppress(OSError):
                 native.watch_stop(worker.watch)
@@ -478,25 +492,25 @@ class WorkerPool:
             os.close(worker.pidfd)
             worker.pidfd = -1
         if worker.pid and worker.code:
-            # its own children hold sockets of the dead rank; the number stays theirs while one of them lives
+            # its children hold sockets of the dead rank; the kernel does not reuse the group's number while one of them lives
             with contextlib.suppress(OSError):
                 os.killpg(worker.pid, signal.SIGKILL)
 
     def _remove_leftovers(self, worker: Worker) -> None:
-        """Remove its temporary folder, and notes at which nobody looks any more."""
+        """Remove the worker's temporary folder, and the notes that nobody reads any more."""
         shutil.rmtree(paths.temporary_folder(self._run_dir, worker.index), ignore_errors=True)
         notes.remove(ParkedNote, self._run_dir, worker.index)
         notes.remove(WhereNote, self._run_dir, worker.index)
 
     def condemn(self, worker: Worker, cause: str, fault: Fault, evidence: str) -> None:
-        """Declare a living process dead; the machine will have it fenced."""
+        """Report a living process as dead; the machine then orders its fence."""
         worker.cause, worker.fault, worker.evidence = cause, fault, evidence
         self._report(worker, None)
 
     # -- fence -------------------------------------------------------------------------------------------------------
 
     def fence(self, index: int) -> None:
-        """Kill the incarnation and mark its cell when it runs no more code; goes on from the loop when that takes long."""
+        """Kill the incarnation and mark its cell once it runs no more code; continue from the event loop when that takes long."""
         worker = self.workers.get(index)
         if worker is None or worker.cell[F.FENCED]:
             return
@@ -512,7 +526,7 @@ class WorkerPool:
             self._fence_later(worker, time.monotonic() + _FENCE_DEADLINE)
 
     def dismiss(self, index: int) -> None:
-        """Tell a worker to end; the machine has it fenced when it does not."""
+        """Send SIGTERM to a worker; the machine orders a fence when it does not end."""
         worker = self.workers[index]
         worker.fencing = True
         if worker.pid and not worker.ended:
@@ -535,7 +549,7 @@ class WorkerPool:
     def _over(self, worker: Worker) -> bool:
         """Can nothing that this worker began change its memory any more?"""
         if worker.cell[F.DEVICE]:
-            # a driver may refuse memory of a process that nobody has reaped yet
+            # a driver may refuse the memory of a process that nobody has reaped yet
             return worker.ended and fence.ended(worker.pid)
         return worker.ended or fence.quiet(worker.pid)
 
@@ -549,6 +563,6 @@ class WorkerPool:
 
 
 def _doubts(inexact: int, left_out: int) -> str:
-    """F.INEXACT and F.LEFT_OUT for the journal."""
+    """Format F.INEXACT and F.LEFT_OUT for the journal."""
     flags = [str(flag.name).lower().replace("_", " ") for flag in Inexact if flag & inexact]
     return ", ".join([*flags, *([f"{left_out} not kept"] if left_out else [])])
