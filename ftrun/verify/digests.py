@@ -68,8 +68,8 @@ class Digests:
 
     @property
     def first_step(self) -> int | None:
-        """Return the first step of the script's first loop, None without records."""
-        places = [min(p) for p in self.ranks.values() if p]
+        """Return the first step of the script's first loop, None without a record of a step."""
+        places = [place for records in self.ranks.values() for place in records if place != EXIT]
         return min(places).step if places else None
 
     def tensors(self) -> int:
