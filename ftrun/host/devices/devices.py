@@ -1,4 +1,4 @@
-"""Turn the device watcher's messages into events for the machine, the file `devices.json` and messages for the user.
+"""Turns the device watcher's messages into events for the machine, the file `devices.json` and messages for the user.
 
 Theory of operation. The watcher is a helper process that calls NVML; the launcher never calls the driver. It first reports the
 inventory, then events (XID, ECC, lost devices), samples and answers to probes. This file matches a device with its workers by UUID

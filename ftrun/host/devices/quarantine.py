@@ -1,4 +1,4 @@
-"""Keep the quarantined devices, which no rank gets, in a file in the run directory and in one of the user's that outlives the run.
+"""Keeps the quarantined devices, which no rank gets, in a file in the run directory and in one of the user's that outlives the run.
 
 Both are JSON, {UUID: {"reason", "since", "host", "run"}}. A person releases a device by deleting its entry: from
 --quarantine-file if the run has one, else from the run's own file.

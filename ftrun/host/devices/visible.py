@@ -1,4 +1,4 @@
-"""Choose the devices that a run may use: match CUDA_VISIBLE_DEVICES with NVML's inventory, as CUDA does.
+"""Chooses the devices that a run may use: matches CUDA_VISIBLE_DEVICES with NVML's inventory, as CUDA does.
 
 Numbers count GPUs in the order of the bus. CUDA does the same with CUDA_DEVICE_ORDER=PCI_BUS_ID, and without it if all GPUs
 are of one kind. With several kinds, name the devices by UUID, or set that order.

@@ -1,4 +1,4 @@
-"""Format a worker's line for the console, with a prefix or as a JSON object. Pure but for the clock.
+"""Formats a worker's line for the console, with a prefix or as a JSON object. Pure but for the clock.
 
 Log files keep the worker's bytes; only the console and the filtered files have prefixes.
 """

@@ -1,4 +1,4 @@
-"""Write our own stdout and stderr without ever blocking the loop, even when nobody reads them.
+"""Writes our own stdout and stderr without ever blocking the loop, even when nobody reads them.
 
 Behind a stalled reader the queue grows; callers check `waiting` and stop before it grows too large.
 """
@@ -20,7 +20,7 @@ RETRY = 0.02  # seconds until another try after a reader did not keep up
 
 
 class Outlet:
-    """Write to one of our own output descriptors, only when it can take data. `waiting`: bytes in the queue."""
+    """Writes to one of our own output descriptors, only when it can take data. `waiting`: bytes in the queue."""
 
     def __init__(self, fd: int, loop: EventLoop, on_broken: Callable[[str], None]) -> None:
         self.fd = fd

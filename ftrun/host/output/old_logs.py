@@ -1,4 +1,4 @@
-"""Remove the logs of old runs from the default folder while it is too large.
+"""Removes the logs of old runs from the default folder while it is too large.
 
 A folder goes only if it is surely ours: it has the journal of a run that ended, the name that this run gave it, and only files
 that ftrun writes. A live run, on this machine or another, has no journal there yet. `ended.forget` keeps the names of the removed runs.

@@ -1,4 +1,4 @@
-"""Guess whether the program needs torch, whose import takes a second or two that a shell script or a tool can save.
+"""Guesses whether the program needs torch, whose import takes a second or two that a shell script or a tool can save.
 
 Any sign of torch makes the answer yes. A wrong no costs only time: the worker then imports torch itself.
 """

@@ -1,4 +1,4 @@
-"""Start our helper processes and talk to them: fork server, store, fd store, device watcher, exporter.
+"""Starts our helper processes and talks to them: fork server, store, fd store, device watcher, exporter.
 
 Theory of operation. Each helper has one SOCK_SEQPACKET socket to the launcher. Requests wait in a queue here until the helper sends
 "ready", and again while a dead helper is replaced. The launcher asks a silent helper "alive?"; the helper answers from its

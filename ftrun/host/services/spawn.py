@@ -1,4 +1,4 @@
-"""Start our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
+"""Starts our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
 
 A helper has the import path of a script, PYTHONPATH first, so that the fork server loads the script's torch. The current
 directory is never on it: a user's `random.py` must not shadow the standard library's. Every process imports the launcher's ftrun.

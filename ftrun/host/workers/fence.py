@@ -1,4 +1,4 @@
-"""Check that a worker runs no more code, and read its exit code before anybody reaps it.
+"""Checks that a worker runs no more code, and reads its exit code before anybody reaps it.
 
 Reads /proc; never waits.
 """

@@ -1,4 +1,4 @@
-"""Own the worker processes: watch, fence and reap them, and turn changes on the board and in the kernel into events.
+"""Owns the worker processes: watches, fences and releases them, and turns changes on the board and in the kernel into events.
 
 Handlers only emit events; the machine decides what follows. The pool reports a worker's death exactly once.
 
@@ -121,7 +121,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Hold all worker incarnations of a run; `services` returns the pids of our helpers."""
+    """Holds all worker incarnations of a run; `services` returns the pids of our helpers."""
 
     def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
