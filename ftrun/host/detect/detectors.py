@@ -70,14 +70,9 @@ class Detectors:
     def look(
         self, running: bool, generation: int, holders: list[Worker], whole: bool, awaited: Sequence[tuple[int, bool]]
     ) -> None:
-        """Run each detector that is due.
+        """Run each detector that is due. `running`: no incident is going on; `holders`: workers in the order of their ranks.
 
-        Args:
-            running: No incident is going on.
-            generation: The generation of the machine.
-            holders: Workers in the order of their ranks.
-            whole: Every rank of this node has a worker.
-            awaited: Cells that a repair waits for, see `RepairWatch.look`.
+        `whole`: every rank of this node has a worker; `awaited`: cells that a repair waits for, see `RepairWatch.look`.
         """
         now = time.monotonic()
         self._repairs.look(generation, awaited)

@@ -213,14 +213,9 @@ class DeviceWatch:
             )
 
     def fault(self, fault: Fault, about: Sequence[str], siblings: Sequence[str], code: int, recovery: int) -> None:
-        """Report a fault of devices of the run to the machine.
+        """Report a fault of the devices `about` (UUIDs) to the machine. `siblings`: the run's other devices on the same GPU.
 
-        Args:
-            fault: The kind of fault.
-            about: UUIDs of the faulty devices.
-            siblings: UUIDs of the run's other devices on the same GPU.
-            code: XID number; used only with Fault.XID.
-            recovery: NVML's recovery action.
+        `code`: the XID number, used only with Fault.XID; `recovery`: NVML's recovery action.
         """
         cells = [h.cell for device in about for h in self._users(device)]
         xid = code if fault is Fault.XID else 0

@@ -38,10 +38,7 @@ def of_inventory(gpus: Sequence[dict[str, Any]]) -> list[list[Visible]]:
 
 
 def choose(variable: str | None, gpus: Sequence[dict[str, Any]]) -> list[Visible]:
-    """Return the devices that `variable` names, in its order, up to the first entry that names none or a repeated one.
-
-    `variable` None = unset: return all devices.
-    """
+    """Return the devices that `variable` (None: all) names, in its order, up to the first entry that names none or a repeated one."""
     have = of_inventory(gpus)
     if variable is None:
         return [device for devices in have for device in devices]

@@ -99,10 +99,7 @@ class Outlet:
 
 
 def _reopened(fd: int) -> int:
-    """Reopen a terminal in non-blocking mode, because one that polls writable may take less than we write; return `fd` for other files.
-
-    Setting the mode on `fd` itself would change it for the other processes that share it.
-    """
+    """Reopen a terminal in non-blocking mode, without changing the flags of `fd`, which others share; return `fd` for other files."""
     if os.isatty(fd):
         with contextlib.suppress(OSError):
             return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)

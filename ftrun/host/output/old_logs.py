@@ -30,8 +30,7 @@ _IGNORE = "# written by ftrun: logs are no source\n*\n"
 def tidy(base: Path, most: float) -> list[str]:
     """Keep the default log folder out of version control; remove logs older than OLD while it holds more than `most` bytes.
 
-    Returns:
-        The folder names of the removed logs, the oldest first.
+    Return the folder names of the removed logs, the oldest first.
     """
     with contextlib.suppress(OSError), open(base / ".gitignore", "x", encoding="utf-8") as file:
         file.write(_IGNORE)

@@ -233,9 +233,7 @@ class Agent:
         self._services.fork(worker.index, spec, worker.log.out_w, worker.log.err_w)
 
     def _room_for(self, action: ev.Spawn) -> bool:
-        """Allocate the memory of the worker's cell on the board; return False and retry later when a spare finds none.
-
-        Only ranks may use the reserve, which is for repairs.
+        """Allocate the worker's cell on the board; return False and retry later for a spare without room: the reserve is for ranks.
 
         Raises:
             OSError: The board cannot grow.

@@ -25,10 +25,7 @@ class Specs:
         self._run_id = run_id
 
     def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: NodePlace | None) -> dict[str, Any]:
-        """Return the spec of `worker`, a JSON object.
-
-        `store`: host and port of the workers' store; `place`: this node's place among the nodes, None for the only node.
-        """
+        """Return the spec of `worker`. `store`: host and port of the workers' store; `place`: this node's, None for the only node."""
         settings, output = self._settings, self._settings.output
         return {
             "run_dir": str(self._run_dir),

@@ -47,16 +47,9 @@ def start(
     also: int | None = None,
     room: int = 0,
 ) -> int:
-    """Start a helper and return its pid.
+    """Start a helper that runs the Python source `code`, and return its pid. `room`: see `command`.
 
-    Args:
-        code: Python source that the helper runs.
-        args: Its arguments.
-        env: Its environment.
-        pass_fd: Becomes its descriptor 3.
-        out: Becomes its stdout and stderr.
-        also: Becomes its descriptor ALSO.
-        room: See `command`.
+    `pass_fd` becomes its descriptor 3, `out` its stdout and stderr, `also` its descriptor ALSO.
 
     Raises:
         OSError: The process cannot be started.
