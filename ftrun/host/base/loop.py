@@ -1,7 +1,6 @@
 """Serves the launcher's descriptors and timers in one loop. It knows nothing about runs.
 
-The loop serves `urgent` descriptors first, and leaves the others to the next round if it served any, so that the caller acts on urgent
-news before it reads anything else.
+It serves `urgent` descriptors first, and the others only if none was ready, so that the caller acts on urgent news first.
 """
 
 from __future__ import annotations

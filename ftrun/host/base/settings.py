@@ -140,7 +140,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_script(path: str) -> None:
-    """Raise UsageError when the training script is missing, no regular file or package folder, unreadable, or not Python."""
+    """Raise UsageError when the training script is missing, unreadable, not Python, or neither a file nor a folder with __main__.py."""
     script = Path(path)
     try:
         if script.is_dir():

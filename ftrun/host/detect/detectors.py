@@ -1,6 +1,6 @@
-"""Everything that the launcher looks at by the clock: beats, hangs, replicas, stragglers, room. Nothing is decided here.
+"""Runs the periodic detectors of the launcher: beats, hangs, stalled repairs, replicas, stragglers, room. Decides nothing.
 
-Each look reads words on the board and turns what is wrong into an event that names fault, worker and evidence.
+Each look reads words on the board and turns a fault into an event, or into a condemned worker, with worker and evidence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftrun.host.detect.heartbeat import LOOKS, Beat, BeatWatch
 from ftrun.host.detect.repairs import RepairWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
 
-_NOW_AND_THEN = 1.0  # seconds between two of the less urgent looks
+_NOW_AND_THEN = 1.0  # seconds between two looks of the less urgent detectors
 _NAMES = {
     Fault.HANG: "no progress",
     Fault.GIL: "no progress, the GIL is held",
@@ -45,8 +45,8 @@ class Detectors:
         self._stragglers = Stragglers()
         self._often = settings.heartbeat_interval / LOOKS
         self._room = RoomWatch({"lines of the workers' logs": context.logs, "the journal": context.run_dir})
-        self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate and workers of replicas compared last
-        self._work: tuple[int, int] = (-1, -1)  # the same of the last step whose times were read
+        self._compared: set[tuple[int, int, tuple[int, ...]]] = set()  # generation, gate number and workers of the last comparisons
+        self._work: tuple[int, int] = (-1, -1)  # generation and gate number of the last step whose times were read
         self._differing = False  # differing replicas were reported
         self._later = 0.0
 
@@ -61,7 +61,7 @@ class Detectors:
         return self._hangs.standstill
 
     def where(self, cell: int, still: float) -> str:
-        """See `HangWatch.where`."""
+        """Return the line of the script that a rank has been in; see `HangWatch.where`."""
         return self._hangs.where(cell, still)
 
     def close(self) -> None:
@@ -70,9 +70,9 @@ class Detectors:
     def look(
         self, running: bool, generation: int, holders: list[Worker], whole: bool, awaited: Sequence[tuple[int, bool]]
     ) -> None:
-        """Run each detector once. `running`: no incident; `holders`: by rank; `whole`: they are all ranks of the world.
+        """Run each detector that is due. `running`: no incident is going on; `holders`: workers in the order of their ranks.
 
-        `awaited`: cells that a repair waits for, see RepairWatch.
+        `whole`: every rank of this node has a worker; `awaited`: cells that a repair waits for, see `RepairWatch.look`.
         """
         now = time.monotonic()
         self._repairs.look(generation, awaited)
@@ -89,13 +89,13 @@ class Detectors:
         if now >= self._later:
             self._later = now + _NOW_AND_THEN
             if running and whole:
-                self.compare(generation, present)  # no rank rings for differences that hold no gate shut
+                self.compare(generation, present)  # a difference that keeps no gate shut makes no rank ring
             self._pool.expire_kills()
             for fault, evidence in self._room.news():
                 self._emit(ev.Noticed(now, None, fault.value, evidence))
 
     def _beat(self, worker: Worker) -> Beat[int] | None:
-        """Return the beat of a worker, None for one that does not beat yet, or no longer does."""
+        """Return the beat of a worker, None before its first and after its last."""
         at = worker.cell[F.BEAT]
         if worker.reported or worker.lost or not (worker.pid and worker.watch and at):
             return None
@@ -115,7 +115,7 @@ class Detectors:
             self._emit(ev.Stuck(time.monotonic(), step, generation, verdict.what, link, verdict.evidence))
 
     def compare(self, generation: int, present: list[Worker]) -> None:
-        """Name the corrupt worker, while the others hold the gate shut. `present`: ranks whose end is not known."""
+        """Compare the checksums of replicas at a gate; condemn the worker whose state differs. `present`: workers with no reported end."""
         for group in {w.cell[F.REPLICAS] for w in present if w.cell[F.REPLICAS]}:
             self._compare_group(generation, [w for w in present if w.cell[F.REPLICAS] == group])
 
@@ -124,8 +124,8 @@ class Detectors:
         sums, words = [w.cell[F.SUM] for w in present], [sum_of(r) for r in raw]
         at = words[0][0]
         if [w.cell[F.SUM_AT] for w in present] != raw:
-            return  # one is being written
-        compared = generation, at, tuple(w.index for w in present)  # a new rank may publish after the others were compared
+            return  # a rank is writing its checksum
+        compared = generation, at, tuple(w.index for w in present)  # a new rank may publish after a comparison of the others
         if at < 0 or compared in self._compared or any(number != at for number, _ in words):
             return
         self._compared = {one for one in self._compared if one[:2] == compared[:2]} | {compared}
@@ -137,7 +137,7 @@ class Detectors:
                 f"the checksum of its weights and optimizer state differs from that of {len(sums) - len(guilty)} of "
                 f"{len(sums)} ranks at the gate of step {worker.cell.step}"
             )
-            worker.cell[F.CORRUPT] = 1  # before a world is published in which another rank looks for a replica
+            worker.cell[F.CORRUPT] = 1  # before the next world, in which another rank looks for a replica
             self._pool.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
         if replicas.undecided(sums, trusted) and not self._differing:
             self._differing = True

@@ -1,4 +1,4 @@
-"""Watches the room for logs, journal and board in a thread of its own: a dead network disk never answers."""
+"""Watches the room for logs, journal and board in a separate thread, because a dead network disk never answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from ftrun.core.faults import Fault
 from ftrun.core.system.procfs import mount
 
-_LEAST = 8 << 20  # bytes
-_EVERY = 2.0  # seconds
+_LEAST = 8 << 20  # bytes; a file system with less room is full
+_EVERY = 2.0  # seconds between two looks
 _MEMORY = ("tmpfs", "ramfs")
 
 
 class RoomWatch:
-    """One per run. `places` maps the use of each folder to the folder."""
+    """Watches the file systems of one run. `places` maps the use of each folder to the folder."""
 
     def __init__(self, places: dict[str, Path]) -> None:
         self._places = places
@@ -29,7 +29,7 @@ class RoomWatch:
         self._stop.set()
 
     def news(self) -> list[tuple[Fault, str]]:
-        """Return the file systems that became full since the last call."""
+        """Return fault and evidence for each place that became full since the last call."""
         full = dict(self._full)
         self._reported &= full.keys()
         fresh = [found for what, found in full.items() if what not in self._reported]

@@ -20,11 +20,11 @@ _BODY = (Phase.FORWARD, Phase.BACKWARD, Phase.GATE, Phase.UPDATE)
 _LIFE = operator.itemgetter(
     *(F.PROGRESS, F.COLLECTIVE, F.COLLECTIVE_ENDED, F.STEP, F.ATTEMPT, F.COLLECTIVE_SINCE, F.ARRIVAL, F.PHASE)
 )
-_SOON = 0.01  # seconds: looks that are due follow each other no faster
+_SOON = 0.01  # seconds between two looks, at least
 
 
 class HangWatch:
-    """One per run; looks at least every `pause` seconds."""
+    """Watches for hangs in one run; call `look` at least every `pause` seconds."""
 
     def __init__(self, limits: Limits, pause: float, run_dir: Path) -> None:
         self._watch = Watch(limits, pause)
@@ -43,7 +43,7 @@ class HangWatch:
         self.standstill = None
 
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
-        """Judge who holds the world up, from the gate word and the cells of every rank."""
+        """Detect the ranks that hold the world up, from the gate word and the cells of all ranks; None without a verdict."""
         word = gate.unpack(raw_gate)
         self._watch.see(time.monotonic(), word.generation, word.last, [sign(c, word) for c in cells])
         if self._watch.moves:
@@ -56,13 +56,13 @@ class HangWatch:
             return None
         pids = [c[F.PID] for c in cells]
         if any(map(debugged, cells)) or any(heartbeat.why_still(pid) for pid in pids):
-            self._watch.quiet()  # a debugger has its reasons; a stopped process is the beat's business
+            self._watch.quiet()  # a debugger may take its time; BeatWatch handles a stopped process
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
         return HangVerdict(accused, verdict.what, verdict.evidence)
 
     def _members(self, mark: int) -> tuple[int, ...]:
-        """Return the ranks of a group from the note of its first member; none for the world's."""
+        """Return the ranks of a group from the note of its first member; () for the world's group, or without a note."""
         if mark and mark not in self._groups:
             note = notes.read(GroupNote, self._run_dir, mark)
             if note is None:
@@ -71,18 +71,18 @@ class HangWatch:
         return self._groups.get(mark, ())
 
     def _for_people(self, found: Standstill | None, cells: Sequence[Cell]) -> Standstill | None:
-        """Return the standstill as people see it: it has no deadline while a debugger holds a culprit."""
+        """Return the standstill for display: without a deadline while a debugger holds a culprit."""
         if found is None or not any(c.index in found.cells and debugged(c) for c in cells):
             return found
         return replace(found, left=None, excuse="debugger")
 
     def where(self, cell: int, still: float) -> str:
-        """Return the line of the script that a rank has been in for `still` seconds; "" when it noted none."""
+        """Return the line of the script that a rank noted in the last `still` seconds; "" when it noted none."""
         note = notes.read(WhereNote, self._run_dir, cell)
         return note.line if note is not None and time.monotonic() - note.seen / 1e9 < still else ""
 
     def _line(self, accused: Accused) -> str:
-        """Word the line that a busy rank's Python was in when its control thread last looked."""
+        """Format the line of Python that a hung rank was in when its control thread last looked; "" without a note."""
         if accused.fault is not Fault.HANG:
             return ""
         note = notes.read(WhereNote, self._run_dir, accused.cell)
@@ -99,7 +99,7 @@ def _unknown(mark: int) -> tuple[int, ...]:
 
 
 def sign(cell: Cell, word: gate.GateWord) -> Sign:
-    """Return a rank's last sign of life, and whether it waits; `word` is the gate. Each look reads only a few words."""
+    """Return a rank's last sign of life, and whether it waits; `word` is the gate. Reads only a few words of the cell."""
     words = cell.words()
     mark = _LIFE(words)
     since = words[F.COLLECTIVE_SINCE]
@@ -120,7 +120,7 @@ def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int
     at_gate = _is_at_gate(cell[F.ARRIVAL], word)
     busy = Busy(cell[F.BUSY])
     if (waiting or at_gate) and not cell[F.DEVICE]:
-        busy &= ~Busy.FIRST  # it waits, and on the CPU connections are made before anything waits for them
+        busy &= ~Busy.FIRST  # it waits, and on the CPU a group connects before any rank waits in it
     return Rank(
         rank=cell.rank or 0,
         cell=cell.index,
@@ -142,7 +142,7 @@ def describe(cell: Cell, word: gate.GateWord, members: Callable[[int], tuple[int
 
 
 def _counts(cell: Cell) -> Iterator[tuple[int, int]]:
-    """(group, how many of its collectives the rank has entered)."""
+    """Yield each group's mark and the number of its collectives that the rank has entered."""
     for slot in range(COUNTS):
         word = cell[F.FIRST_COUNT + slot]
         if not word:

@@ -1,11 +1,11 @@
-"""Processes whose beat stopped: one that is stopped or frozen is condemned, one that a debugger holds is not.
+"""Detects processes whose beat stopped, and accuses those that are stopped or frozen, but none that a debugger holds.
 
-A worker's beat comes from a native thread, so it stops only when no thread of the process runs; one of our helpers beats by
-answering. An overdue beat is a reason to look at the process, nothing more: what a late launcher or a paused machine missed
-is not the silence of others.
+Theory of operation. A worker's beat comes from a native thread, so it stops only when no thread of the process runs; a helper beats by
+answering. An overdue beat only makes the watch look at the process in /proc: stopped or frozen in two looks, it is accused;
+without a visible reason, only after its timeout. Time in which a late launcher or a paused machine did not look is no silence.
 
-There is no look before there is something to see: the next one comes when the newest beat would be overdue. Workers beat together (see
-native/src/process/beat.cpp), so that one look in an interval finds every worker that left the last beat out.
+The next look comes when the newest beat would be overdue. Workers beat together (see native/src/process/beat.cpp), so that one look
+in each interval finds all workers that missed the last beat.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ftrun.core.system.cgroup import group_files
 from ftrun.core.system.procfs import status
 
 Of = TypeVar("Of", bound=Hashable)
-LOOKS = 4  # looks in one interval once there is something to find out
-_OVERDUE = 1.1  # intervals: a beat that is later than this is looked into
+LOOKS = 4  # looks in one interval while a process is under suspicion
+_OVERDUE = 1.1  # intervals; an older beat is overdue
 _LOOK = 1.15  # intervals from the newest beat to the next look
-_REMEMBERED = 600.0  # seconds for which a late look is counted
+_REMEMBERED = 600.0  # seconds for which a late look counts
 
 
 @dataclass(frozen=True)
 class Beat(Generic[Of]):
-    """The last sign of life of a process. `of` names whose it is; `at` in ns; `timeout` in seconds, `option`: what sets it."""
+    """The last sign of life of a process. `of` names the process; `at` in monotonic ns; `timeout` in seconds, which `option` sets."""
 
     of: Of
     pid: int
@@ -39,18 +39,18 @@ class Beat(Generic[Of]):
 
 
 class BeatWatch(Generic[Of]):
-    """`interval`: seconds between two beats."""
+    """Watches the beats of processes. `interval`: seconds between two beats."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._suspected: set[Of] = set()  # found stopped at the last look
-        self._held: dict[Of, int] = {}  # when a debugger was last seen to hold it, ns
-        self._late: list[tuple[int, float]] = []  # looks that came late: when (ns), and by how many seconds
-        self._due = time.monotonic() + self.longest  # when the next look was to come
+        self._suspected: set[Of] = set()  # stopped or frozen at the last look
+        self._held: dict[Of, int] = {}  # time (ns) of the last look at which a debugger held it
+        self._late: list[tuple[int, float]] = []  # late looks: their time (ns) and delay (seconds)
+        self._due = time.monotonic() + self.longest  # monotonic time of the next look, in seconds
 
     @property
     def longest(self) -> float:
-        """Seconds between two looks, at most."""
+        """The longest time between two looks, in seconds."""
         return _LOOK * self._interval
 
     @property
@@ -59,9 +59,9 @@ class BeatWatch(Generic[Of]):
         return max(0.0, self._due - time.monotonic())
 
     def silent(self, beats: Iterable[Beat[Of]], now_ns: int) -> list[tuple[Of, str]]:
-        """The workers to condemn, each with the evidence. Call it again after `pause` seconds; being late is noticed here.
+        """Return the processes to condemn, each with the evidence. Call again after `pause` seconds; the watch allows for late calls.
 
-        A beat whose timeout passes without any visible reason counts as well.
+        A process without a visible reason for its silence is returned after its timeout. `now_ns`: monotonic time in ns.
         """
         now = time.monotonic()
         late = now - self._due - self._interval / LOOKS
@@ -78,7 +78,7 @@ class BeatWatch(Generic[Of]):
             if traced(beat.pid):
                 self._held[beat.of] = now_ns
                 continue
-            # let go by its debugger, it needs a moment to beat
+            # after its debugger lets go, the process needs a moment to beat
             silence = self._silence(max(beat.at, self._held.get(beat.of, 0)), now_ns)
             why = why_still(beat.pid)
             if why and beat.of in self._suspected:
@@ -93,12 +93,12 @@ class BeatWatch(Generic[Of]):
         return found
 
     def _silence(self, since: int, now_ns: int) -> float:
-        """Seconds of silence, without those in which nobody looked."""
+        """Return the seconds of silence, less the delays of late looks."""
         return (now_ns - since) / 1e9 - sum(late for when, late in self._late if when > since)
 
 
 def why_still(pid: int) -> str:
-    """The reason that keeps a process from running, as a sentence's end; "" when nothing does or a debugger holds it."""
+    """Return the reason why a process does not run, as the end of a sentence; "" without a reason, or when a debugger holds it."""
     fields = status(pid)
     if not fields or fields.get("TracerPid", "0") != "0":
         return ""
@@ -109,12 +109,12 @@ def why_still(pid: int) -> str:
 
 
 def traced(pid: int) -> bool:
-    """True when a debugger or a profiler holds the process."""
+    """Does a debugger or a profiler hold the process?"""
     return status(pid).get("TracerPid", "0") != "0"
 
 
 def _frozen_cgroup(pid: int) -> str:
-    """The freezer (v1) or cgroup (v2) that keeps `pid` still; "" when there is none."""
+    """Return the frozen freezer (v1) or cgroup (v2) of `pid`; "" when there is none."""
     for path in group_files(pid, "freezer", "freezer.state", "cgroup.events"):
         with contextlib.suppress(OSError):
             if re.search("^(FROZEN|frozen 1)$", path.read_text(), re.MULTILINE):

@@ -1,6 +1,6 @@
-"""Our own helper processes stand still like any other: one that owes an answer and is stopped, frozen or hung is killed.
+"""Kills a helper process that owes an answer and is stopped, frozen or hung.
 
-Its listener deals with what follows from its death. Works as long as the loop does, so also while a run ends.
+The agent handles the death as any other. The watch also works while a run ends, because it needs only the event loop.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from ftrun.host.detect.heartbeat import Beat, BeatWatch
 from ftrun.host.detect.work import Work
 from ftrun.host.services.services import Helper, Services
 
-_SILENT = 2.0  # seconds without a word after which a helper is asked for one: each question wakes it
-_INTERVAL = 1.0  # seconds after which an answer is overdue, and the process looked at
-_HUNG = 30.0  # seconds that a process which runs may take for an answer
-_BUSY = 0.1  # seconds of work between two signs of it, of a helper that begins
-_UNKILLABLE = 5.0  # seconds that a killed one may take to end: the kernel may never come to it (state D, a frozen cgroup v1)
+_SILENT = 2.0  # seconds without a message until the watch asks a helper for one; each question wakes the helper
+_INTERVAL = 1.0  # seconds until an answer is overdue, and the watch looks at the process
+_HUNG = 30.0  # seconds that a running process may take to answer
+_BUSY = 0.1  # seconds of processor time or the like that count as a sign of work of a starting helper
+_UNKILLABLE = 5.0  # seconds that a killed helper may take to end; the kernel may never end it (state D, a frozen cgroup v1)
 
 
 class HelperWatch:
-    """`on_lost(pid)`: a killed helper does not end, and its clients must not wait for it."""
+    """Watches the helpers of one run. `on_lost(pid)` takes a killed helper that does not end, so that no client waits for it."""
 
     def __init__(self, context: LaunchContext, services: Services, on_lost: Callable[[int], None]) -> None:
         self._loop = context.loop
         self._listener = context.listener
-        self._starting = max(_HUNG, context.settings.start_timeout)  # without a word and without work
+        self._starting = max(_HUNG, context.settings.start_timeout)  # seconds for a starting helper without a message or work
         self._work = Work()
         self._worked: dict[int, float] = {}
         self._services = services
@@ -35,7 +35,7 @@ class HelperWatch:
         self._killed: set[int] = set()
 
     def look(self) -> None:
-        """Look, if it is time; call it often: a wake-up of the launcher is dearer than what it does then."""
+        """Look, if it is time. Call often: the look costs less than a wake-up of the launcher for it."""
         if self._beats.pause:
             return
         living = {helper.pid: helper for helper in self._services.living()}
@@ -44,7 +44,7 @@ class HelperWatch:
             helper.ask_alive(_SILENT)
         beginning = [helper for helper in living.values() if not helper.ready]
         for pid, work in self._work.done(helper.pid for helper in beginning).items():
-            # it imports, maybe from a file system that takes its time
+            # it imports modules, maybe from a slow file system
             if work > self._worked.get(pid, 0.0) + _BUSY:
                 self._worked[pid] = work
                 living[pid].shows_work()

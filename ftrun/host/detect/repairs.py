@@ -1,7 +1,4 @@
-"""Feeds `ftrun.control.stalls` with what the board and the kernel show of the ranks that a repair waits for, and tells a person.
-
-Nothing is decided here.
-"""
+"""Feeds `ftrun.control.stalls` with the signs of progress of the ranks that a repair waits for, and warns the user. Decides nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ _SIGNS = (
     *(F.FLAGS, F.PROGRESS, F.PHASE, F.STEP, F.ENDS, F.COLLECTIVE, F.COLLECTIVE_SINCE, F.COLLECTIVE_ENDED, F.MOVED),
     *(F.STOPPED, F.CLEANED, F.READY, F.RESET, F.RESTORED, F.RESUMED, F.SOURCE, F.SETTLED, F.RANK, F.PID),
 )
-_WROTE_LATELY = 6.0  # seconds: a rank that is still says again where it is after 5
+_WROTE_LATELY = 6.0  # seconds; a rank that stands still notes its line again after 5
 
 
 class RepairWatch:
-    """One per run. `where(cell, seconds)`: the line of the script that a rank has been in for so long."""
+    """Watches the repairs of one run. `where(cell, seconds)` returns the line of the script that a rank noted in the last `seconds`."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool, where: Callable[[int, float], str]) -> None:
         self._board = context.board
@@ -38,7 +35,7 @@ class RepairWatch:
         self._stalls = Stalls(context.settings.recover_timeout)
 
     def look(self, generation: int, awaited: Sequence[tuple[int, bool]]) -> None:
-        """One look. `awaited`: cells that the repair into `generation` waits for, and whether each is in its script's own code."""
+        """Look, if it is time. `awaited`: cells that the repair into `generation` waits for, and whether each runs its script's code."""
         now = time.monotonic()
         if not awaited or not self._stalls.due(now, generation):
             return
@@ -46,7 +43,7 @@ class RepairWatch:
         pids = {cell.index: self._pid(cell) for cell in cells}
         work = self._work.done(pids.values())
         seen = [
-            # one that is still to be forked waits for the fork server, which has a watch of its own
+            # a worker that is not forked yet waits for the fork server, which HelperWatch watches
             Awaited(cell.index, _mark(cell, now, not pids[cell.index]), work.get(pids[cell.index], 0.0), patient)
             for cell, (_, patient) in zip(cells, awaited, strict=True)
         ]
@@ -65,7 +62,7 @@ class RepairWatch:
     def _sentence(self, waits: Sequence[Wait], where: str) -> str:
         cells = [self._board.cell(w.cell) for w in waits]
         ranks = sorted(rank for rank in (self._rank(c) for c in cells) if rank is not None)
-        latest = max(waits, key=lambda w: w.limit - w.still)  # nothing is done before its time is over, too
+        latest = max(waits, key=lambda w: w.limit - w.still)  # the repair is given up only when the last one's time is over
         moved = sum(c[F.MOVED] for c in cells if c[F.MOVE_TOTAL])
         total = sum(c[F.MOVE_TOTAL] for c in cells)
         said = f"the repair waits for {text.ranks(ranks)}, {max(w.waited for w in waits):.0f} s so far"
@@ -80,5 +77,5 @@ class RepairWatch:
 
 
 def _mark(cell: Cell, now: float, excused: bool) -> tuple[int, ...]:
-    """A value that changes with every sign of progress. A rank that somebody looks into with a debugger takes its time, too."""
+    """Return a value that changes with every sign of progress, and every second for a rank that is excused or held by a debugger."""
     return (*(cell[word] for word in _SIGNS), int(now) if excused or (cell[F.PID] and debugged(cell)) else 0)

@@ -1,6 +1,6 @@
 """Measures the work of processes: processor time, bytes read, waits for a disk. Reads /proc once for all of them.
 
-Work is no progress, but a process at work does not count as standing still: imports and data come from file systems that may be slow.
+Work is no progress, but a process at work does not stand still: its imports and data may come from slow file systems.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _STATE, _GROUP, _TIMES = 0, 2, slice(11, 15)  # see procfs.stat
 
 
 class Work:
-    """Call `done` about once a second."""
+    """Measures groups of processes. Call `done` about once a second."""
 
     def __init__(self) -> None:
-        self._disk: dict[int, float] = {}  # seconds that a group's leader was seen to wait for a disk, one for each look
+        self._disk: dict[int, float] = {}  # seconds that a group waited for a disk, by its leader; one for each look
 
     def done(self, leaders: Iterable[int]) -> dict[int, float]:
-        """Seconds that each group of processes has worked so far, by its leader; a group that is gone has done 0."""
+        """Return the seconds that each group of processes has worked so far, by its leader's pid; 0 for a group that is gone."""
         wanted = {pid for pid in leaders if pid}
         found = dict.fromkeys(wanted, 0.0)
         for entry in os.listdir("/proc") if wanted else ():
@@ -44,5 +44,5 @@ def _bytes_read(pid: str) -> int:
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
-        return 0  # it is gone, or this kernel does not count
+        return 0  # the process is gone, or this kernel does not count
     return int(lines[0].partition(":")[2]) if lines else 0

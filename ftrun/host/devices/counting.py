@@ -1,4 +1,4 @@
-"""Count the devices that a run may use, for --nproc-per-node: from files in /dev and /sys, or else from NVML in a child process."""
+"""Counts the devices that a run may use, for --nproc-per-node: from files in /dev and /sys, or else from NVML in a child process."""
 
 from __future__ import annotations
 

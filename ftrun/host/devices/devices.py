@@ -1,4 +1,4 @@
-"""Turn the device watcher's messages into events for the machine, the file `devices.json` and messages for the user.
+"""Turns the device watcher's messages into events for the machine, the file `devices.json` and messages for the user.
 
 Theory of operation. The watcher is a helper process that calls NVML; the launcher never calls the driver. It first reports the
 inventory, then events (XID, ECC, lost devices), samples and answers to probes. This file matches a device with its workers by UUID
@@ -213,14 +213,9 @@ class DeviceWatch:
             )
 
     def fault(self, fault: Fault, about: Sequence[str], siblings: Sequence[str], code: int, recovery: int) -> None:
-        """Report a fault of devices of the run to the machine.
+        """Report a fault of the devices `about` (UUIDs) to the machine. `siblings`: the run's other devices on the same GPU.
 
-        Args:
-            fault: The kind of fault.
-            about: UUIDs of the faulty devices.
-            siblings: UUIDs of the run's other devices on the same GPU.
-            code: XID number; used only with Fault.XID.
-            recovery: NVML's recovery action.
+        `code`: the XID number, used only with Fault.XID; `recovery`: NVML's recovery action.
         """
         cells = [h.cell for device in about for h in self._users(device)]
         xid = code if fault is Fault.XID else 0

@@ -1,4 +1,4 @@
-"""Keep the quarantined devices, which no rank gets, in a file in the run directory and in one of the user's that outlives the run.
+"""Keeps the quarantined devices, which no rank gets, in a file in the run directory and in one of the user's that outlives the run.
 
 Both are JSON, {UUID: {"reason", "since", "host", "run"}}. A person releases a device by deleting its entry: from
 --quarantine-file if the run has one, else from the run's own file.
@@ -58,12 +58,7 @@ def _entries(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 class QuarantineFile:
-    """The quarantine of one run. Only `__init__` raises errors; `add` returns them as sentences.
-
-    Raises:
-        ConfigError: The user's file cannot be read.
-        OSError: The run's own file cannot be written.
-    """
+    """The quarantine of one run. Only the constructor raises errors (ConfigError, OSError); `add` returns them as sentences."""
 
     def __init__(self, run_dir: Path, shared: str | None) -> None:
         self.reasons: dict[str, str] = {}

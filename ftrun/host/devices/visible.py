@@ -1,4 +1,4 @@
-"""Choose the devices that a run may use: match CUDA_VISIBLE_DEVICES with NVML's inventory, as CUDA does.
+"""Chooses the devices that a run may use: matches CUDA_VISIBLE_DEVICES with NVML's inventory, as CUDA does.
 
 Numbers count GPUs in the order of the bus. CUDA does the same with CUDA_DEVICE_ORDER=PCI_BUS_ID, and without it if all GPUs
 are of one kind. With several kinds, name the devices by UUID, or set that order.
@@ -38,10 +38,7 @@ def of_inventory(gpus: Sequence[dict[str, Any]]) -> list[list[Visible]]:
 
 
 def choose(variable: str | None, gpus: Sequence[dict[str, Any]]) -> list[Visible]:
-    """Return the devices that `variable` names, in its order, up to the first entry that names none or a repeated one.
-
-    `variable` None = unset: return all devices.
-    """
+    """Return the devices that `variable` (None: all) names, in its order, up to the first entry that names none or a repeated one."""
     have = of_inventory(gpus)
     if variable is None:
         return [device for devices in have for device in devices]

@@ -1,4 +1,4 @@
-"""Keep the newest rows of one worker as a terminal would display them: obey carriage returns, erasures and moves up. Pure.
+"""Keeps the newest rows of one worker as a terminal would display them: obeys carriage returns, erasures and moves up. Pure.
 
 A worker that draws a progress bar, or redraws a table, changes rows that it has drawn before.
 """

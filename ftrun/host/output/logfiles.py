@@ -1,4 +1,4 @@
-"""Write the log files of a run: one for each rank, stream and attempt, in torchrun's layout.
+"""Writes the log files of a run: one for each rank, stream and attempt, in torchrun's layout.
 
 `<log dir>/<run>/attempt_<n>/<local rank>/{stdout,stderr}.log`, with `spare-<cell>` in place of the rank for a spare. Several
 incarnations of a rank append to one file and never tear each other's lines. A failed write is reported and the run goes on.
@@ -36,7 +36,7 @@ def claim_folder(base: Path, run: str) -> Path:
 
 
 class LogFile:
-    """Append to a file, which is open while it has a `Sink`. `broken`: the file could not be opened, or a write failed."""
+    """Appends to a file, which is open while it has a `Sink`. `broken`: the file could not be opened, or a write failed."""
 
     def __init__(self, path: Path, on_broken: Callable[[Path, str], None]) -> None:
         self.path = path
@@ -122,7 +122,7 @@ class Sink:
 
 
 class Files:
-    """Hold all log files of a run, under `folder`, and call `on_unsaved(path, reason)` when one cannot be written."""
+    """Holds all log files of a run, under `folder`, and calls `on_unsaved(path, reason)` when one cannot be written."""
 
     def __init__(self, folder: Path, on_unsaved: Callable[[Path, str], None]) -> None:
         self.folder = folder

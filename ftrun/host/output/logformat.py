@@ -1,4 +1,4 @@
-"""Format a worker's line for the console, with a prefix or as a JSON object. Pure but for the clock.
+"""Formats a worker's line for the console, with a prefix or as a JSON object. Pure but for the clock.
 
 Log files keep the worker's bytes; only the console and the filtered files have prefixes.
 """
@@ -101,10 +101,7 @@ class Format:
         }
 
     def shown(self, place: LogPlace, stream: str) -> bool:
-        """Does the console get this stream?
-
-        Text leaves out spares, because they print the same as the ranks; their files and JSON have their lines.
-        """
+        """Does the console get this stream? Text leaves out spares, which print the same as the ranks; JSON and the files do not."""
         if place.local_rank is None and self._output.format != "json":
             return False
         return self.on_console(place, stream)

@@ -1,4 +1,4 @@
-"""Read the workers' output from their pipes, save it, and pass it on line by line, without ever blocking the loop.
+"""Reads the workers' output from their pipes, saves it, and passes it on line by line, without ever blocking the loop.
 
 A worker gets a pseudoterminal where ftrun writes to a terminal. Lines are never torn or mixed. A reader that stalls slows the
 workers down, as it would without ftrun. The launcher reports a full disk or a closed stdout once, then ignores it.
@@ -38,7 +38,7 @@ _BAR_EVERY = 10.0  # seconds between two console lines of a progress bar outside
 
 
 class _Pipe:
-    """Route one worker's stdout or stderr from its channel to its destinations. `plain`: its view on a terminal without prefixes."""
+    """Routes one worker's stdout or stderr from its channel to its destinations. `plain`: its view on a terminal without prefixes."""
 
     style: Style
     shown: bool  # the console gets it
@@ -194,7 +194,7 @@ def _last_state(line: bytes) -> bytes:
 
 
 class WorkerLog:
-    """Log one incarnation's two streams. Give `out_w` and `err_w` away; `Helper.send` closes them."""
+    """Logs one incarnation's two streams. Give `out_w` and `err_w` away; `Helper.send` closes them."""
 
     def __init__(self, place: LogPlace, logs: Logs) -> None:
         self.place = place
@@ -289,7 +289,7 @@ class WorkerLog:
 
 
 class Logs:
-    """Handle the output of all workers of a run, and our own messages. `folder` exists and belongs to this run only."""
+    """Handles the output of all workers of a run, and our own messages. `folder` exists and belongs to this run only."""
 
     def __init__(
         self, folder: Path, loop: EventLoop, output: Output, run: str, role: str = "default", workers: int = 0,

@@ -1,4 +1,4 @@
-"""Write our own stdout and stderr without ever blocking the loop, even when nobody reads them.
+"""Writes our own stdout and stderr without ever blocking the loop, even when nobody reads them.
 
 Behind a stalled reader the queue grows; callers check `waiting` and stop before it grows too large.
 """
@@ -20,7 +20,7 @@ RETRY = 0.02  # seconds until another try after a reader did not keep up
 
 
 class Outlet:
-    """Write to one of our own output descriptors, only when it can take data. `waiting`: bytes in the queue."""
+    """Writes to one of our own output descriptors, only when it can take data. `waiting`: bytes in the queue."""
 
     def __init__(self, fd: int, loop: EventLoop, on_broken: Callable[[str], None]) -> None:
         self.fd = fd
@@ -99,10 +99,7 @@ class Outlet:
 
 
 def _reopened(fd: int) -> int:
-    """Reopen a terminal in non-blocking mode, because one that polls writable may take less than we write; return `fd` for other files.
-
-    Setting the mode on `fd` itself would change it for the other processes that share it.
-    """
+    """Reopen a terminal in non-blocking mode, without changing the flags of `fd`, which others share; return `fd` for other files."""
     if os.isatty(fd):
         with contextlib.suppress(OSError):
             return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)

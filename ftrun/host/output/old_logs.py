@@ -1,4 +1,4 @@
-"""Remove the logs of old runs from the default folder while it is too large.
+"""Removes the logs of old runs from the default folder while it is too large.
 
 A folder goes only if it is surely ours: it has the journal of a run that ended, the name that this run gave it, and only files
 that ftrun writes. A live run, on this machine or another, has no journal there yet. `ended.forget` keeps the names of the removed runs.
@@ -30,8 +30,7 @@ _IGNORE = "# written by ftrun: logs are no source\n*\n"
 def tidy(base: Path, most: float) -> list[str]:
     """Keep the default log folder out of version control; remove logs older than OLD while it holds more than `most` bytes.
 
-    Returns:
-        The folder names of the removed logs, the oldest first.
+    Return the folder names of the removed logs, the oldest first.
     """
     with contextlib.suppress(OSError), open(base / ".gitignore", "x", encoding="utf-8") as file:
         file.write(_IGNORE)

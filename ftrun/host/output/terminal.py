@@ -1,4 +1,4 @@
-"""Share the terminal of ftrun among all workers: whole lines, and below them one unfinished line.
+"""Shares the terminal of ftrun among all workers: whole lines, and below them one unfinished line.
 
 Theory of operation. The unfinished line, a progress bar or a prompt, stays at the bottom. To write above it, the terminal erases it
 (`_lift`), writes whole lines and draws it again. `_stays` decides whether another block takes its place. A part of a line without a
@@ -24,7 +24,7 @@ class Timers(Protocol):
 
 
 class Terminal:
-    """Draw on one terminal. `write` takes bytes in order; `fd` serves to ask for the size."""
+    """Draws on one terminal. `write` takes bytes in order; `fd` serves to ask for the size."""
 
     def __init__(self, fd: int, write: Callable[[bytes], None], timers: Timers) -> None:
         self._fd = fd

@@ -1,4 +1,4 @@
-"""Run the launcher's decision loop: feed events to the machine and carry out its orders, in one place.
+"""Runs the launcher's decision loop: feeds events to the machine and carries out its orders, in one place.
 
 Theory of operation. Handlers elsewhere only enqueue events. `_pump` takes one event at a time, calls `machine.advance`, carries out the
 actions at once, and repeats until the queue is empty. Only then do the reports run (messages, incident account, head of the board).
@@ -53,7 +53,7 @@ _SPARE_LATER = 30.0  # seconds until another try to fork a spare whose cell foun
 
 
 class Agent:
-    """Run one launch to its end; `run` returns the exit code once every worker has ended."""
+    """Runs one launch to its end; `run` returns the exit code once every worker has ended."""
 
     def __init__(
         self,
@@ -233,9 +233,7 @@ class Agent:
         self._services.fork(worker.index, spec, worker.log.out_w, worker.log.err_w)
 
     def _room_for(self, action: ev.Spawn) -> bool:
-        """Allocate the memory of the worker's cell on the board; return False and retry later when a spare finds none.
-
-        Only ranks may use the reserve, which is for repairs.
+        """Allocate the worker's cell on the board; return False and retry later for a spare without room: the reserve is for ranks.
 
         Raises:
             OSError: The board cannot grow.

@@ -1,4 +1,4 @@
-"""Journal each requested and each fired fault, and carry out drains and device faults.
+"""Journals each requested and each fired fault, and carries out drains and device faults.
 
 The desk reads the run directory when the bell rings; the files there are the facts. It decides nothing about recovery.
 """
@@ -22,7 +22,7 @@ from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
-    """Account for the injected faults of one run. `on_device` takes messages in the form of the device watcher's."""
+    """Accounts for the injected faults of one run. `on_device` takes messages in the form of the device watcher's."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool, on_device: Callable[[dict[str, Any]], None]) -> None:
         settings = context.settings

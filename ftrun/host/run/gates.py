@@ -1,4 +1,4 @@
-"""Move the gate from the launcher's side: one word on the board, changed by compare-and-swap so that no worker's change gets lost."""
+"""Moves the gate from the launcher's side: one word on the board, changed by compare-and-swap so that no worker's change gets lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start a run, from the claim of its name to the clean-up, and leave no process or file behind.
+"""Carries out a run, from the claim of its name to the clean-up, and leaves no process or file behind.
 
 The fork server is the first helper to start, because its import of torch takes longer than all the rest.
 """

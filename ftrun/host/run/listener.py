@@ -10,7 +10,7 @@ from ftrun.host.rundir.journal import Journal
 
 
 class RunListener:
-    """Implement ftrun.host.base.context.Listener for one run."""
+    """Implements ftrun.host.base.context.Listener for one run."""
 
     def __init__(self, journal: Journal, logs: Logs) -> None:
         self.queue: deque[Event] = deque()

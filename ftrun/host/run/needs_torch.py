@@ -1,4 +1,4 @@
-"""Guess whether the program needs torch, whose import takes a second or two that a shell script or a tool can save.
+"""Guesses whether the program needs torch, whose import takes a second or two that a shell script or a tool can save.
 
 Any sign of torch makes the answer yes. A wrong no costs only time: the worker then imports torch itself.
 """
@@ -17,10 +17,7 @@ _IMPORTERS = frozenset(("importlib", "runpy", "pkgutil", "zipimport", "pickle", 
 
 
 def wants_torch(kind: str, argv: Sequence[str]) -> bool:
-    """Does the program need torch? False only for a program, or a script that imports nothing but the standard library.
-
-    `kind` and `argv` as in Settings.
-    """
+    """Is torch needed? False only for a program, or a script that imports only the standard library. `kind`, `argv`: as in Settings."""
     if kind == "program":
         return False
     if kind != "script":

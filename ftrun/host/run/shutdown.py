@@ -1,4 +1,4 @@
-"""End the workers: send one signal to each rank, give it time to clean up, then send SIGKILL.
+"""Ends the workers: sends one signal to each rank, gives it time to clean up, then sends SIGKILL.
 
 Every end of a run goes through here: after a worker's failure, a signal, or a repair that ran out of means. Spares have
 nothing to clean up and get SIGKILL at once. This file decides nothing: the machine orders the end.
@@ -22,7 +22,7 @@ SAME_SIGNAL = 0.05  # seconds; a wrapper (uv run, srun) passes on the Ctrl-C tha
 
 
 class Ending:
-    """End the workers of one run."""
+    """Ends the workers of one run."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Pass signals on to the training processes, without any other effect (--forward-signals).
+"""Passes signals on to the training processes, without any other effect (--forward-signals).
 
 A signal goes to the main process of each rank, not to its children. The forwarder holds it back while that process would die
 of it: before the script calls `signal.signal`, or while a replacement starts. Spares get no signal.
@@ -24,7 +24,7 @@ _HARMLESS = (signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # ignored unless h
 
 
 class Forwarder:
-    """Forward the signals of one run."""
+    """Forwards the signals of one run."""
 
     def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
         self._pool = pool

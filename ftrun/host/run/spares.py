@@ -1,4 +1,4 @@
-"""Delay the start of spares to a quiet moment, because a fork would slow the step that all ranks wait for."""
+"""Delays the start of spares to a quiet moment, because a fork would slow the step that all ranks wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE = 3.0  # seconds after which they start in any case: the script may ne
 
 
 class Spares:
-    """Hold the spares that wait for their start. `settled` tells whether no incident is going on; `start` forks one spare."""
+    """Holds the spares that wait for their start. `settled` tells whether no incident is going on; `start` forks one spare."""
 
     def __init__(self, context: LaunchContext, settled: Callable[[], bool], start: Callable[[Spawn], None]) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Build the spec of a worker, which the fork server passes on to `ftrun.worker.process.main`."""
+"""Builds the spec of a worker, which the fork server passes on to `ftrun.worker.process.main`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORPHAN_GRACE = 2.0
 
 
 class Specs:
-    """Build the specs of one run's workers. `logs`: the absolute log folder; `run_id`: the value of TORCHELASTIC_RUN_ID."""
+    """Builds the specs of one run's workers. `logs`: the absolute log folder; `run_id`: the value of TORCHELASTIC_RUN_ID."""
 
     def __init__(self, settings: Settings, run_dir: Path, logs: str, run_id: str) -> None:
         self._settings = settings
@@ -25,10 +25,7 @@ class Specs:
         self._run_id = run_id
 
     def of(self, worker: Worker, store: tuple[str, int], attempt: int, place: NodePlace | None) -> dict[str, Any]:
-        """Return the spec of `worker`, a JSON object.
-
-        `store`: host and port of the workers' store; `place`: this node's place among the nodes, None for the only node.
-        """
+        """Return the spec of `worker`. `store`: host and port of the workers' store; `place`: this node's, None for the only node."""
         settings, output = self._settings, self._settings.output
         return {
             "run_dir": str(self._run_dir),

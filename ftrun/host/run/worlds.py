@@ -1,4 +1,4 @@
-"""Make the worlds of a run: start the store for their workers' rendezvous, and write the world file, which maps ranks to workers.
+"""Makes the worlds of a run: starts the store for their workers' rendezvous, and writes the world file, which maps ranks to workers.
 
 The machine counts this node's ranks and restarts from 0; `nodes` translates them to those of the whole run.
 
@@ -42,7 +42,7 @@ class WorldListener(Protocol):
 
 
 class Worlds:
-    """Make the worlds of one run; `agent` receives the news of each."""
+    """Makes the worlds of one run; `agent` receives the news of each."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Keeps room in the run directory for one more repair when its file system is full: data loaders fill /dev/shm, too.
 
-A file holds the room. The launcher removes it when a write finds no space, and makes it again when there is room. No run
-begins without it.
+A file holds the room. The launcher removes it when a write finds no space, and makes it again later. No run begins without it.
 """
 
 from __future__ import annotations

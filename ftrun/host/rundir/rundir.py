@@ -67,11 +67,7 @@ def bury(run: RunInfo) -> None:
 
 
 def claim(run_id: str | None, facts: dict[str, Any]) -> Path:
-    """Make the run directory and its run.json, which includes `facts`; remove stale directories first.
-
-    Args:
-        run_id: The name; None: make one up.
-        facts: JSON values for run.json.
+    """Make the run directory `run_id` (None: make a name up) and its run.json, which includes `facts`; remove stale directories first.
 
     Raises:
         UsageError: The name is taken.

@@ -1,4 +1,4 @@
-"""Start the exporter of a run's metrics on request (`--metrics-file`, `--metrics-port`), a process that only reads.
+"""Starts the exporter of a run's metrics on request (`--metrics-file`, `--metrics-port`), a process that only reads.
 
 The launcher binds the port before it starts any process, so that a taken port is an error at once. The port stays the launcher's:
 while a new exporter replaces a dead one, a request for the metrics waits.

@@ -1,4 +1,4 @@
-"""Start our helper processes and talk to them: fork server, store, fd store, device watcher, exporter.
+"""Starts our helper processes and talks to them: fork server, store, fd store, device watcher, exporter.
 
 Theory of operation. Each helper has one SOCK_SEQPACKET socket to the launcher. Requests wait in a queue here until the helper sends
 "ready", and again while a dead helper is replaced. The launcher asks a silent helper "alive?"; the helper answers from its
@@ -245,12 +245,10 @@ class Services:
         self.nvml.start((), self._env, self._out)
 
     def start_store(self, host: str, port: int, only: bool = False) -> None:
-        """Order a store from the fork server, unless an order still waits here. Its address arrives as {"op": "store"}.
+        """Order a store on `host` from the fork server, unless an order still waits here. Its address arrives as {"op": "store"}.
 
-        Args:
-            host: The address to listen on.
-            port: The port at which workers that have not connected yet look for it; 0 = any.
-            only: Accept no other port; if it is not free, {"op": "store-failed"} arrives with an `error`.
+        `port`: where workers that have not connected yet look for it, 0 = any; `only`: accept no other port, else {"op": "store-failed"}
+        arrives with an `error`.
         """
         if self.fork_server.waits_for("store"):
             return

@@ -1,4 +1,4 @@
-"""Start our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
+"""Starts our helper processes: a plain interpreter, in a session of its own, with one socket to the launcher.
 
 A helper has the import path of a script, PYTHONPATH first, so that the fork server loads the script's torch. The current
 directory is never on it: a user's `random.py` must not shadow the standard library's. Every process imports the launcher's ftrun.
@@ -47,16 +47,9 @@ def start(
     also: int | None = None,
     room: int = 0,
 ) -> int:
-    """Start a helper and return its pid.
+    """Start a helper that runs the Python source `code`, and return its pid. `room`: see `command`.
 
-    Args:
-        code: Python source that the helper runs.
-        args: Its arguments.
-        env: Its environment.
-        pass_fd: Becomes its descriptor 3.
-        out: Becomes its stdout and stderr.
-        also: Becomes its descriptor ALSO.
-        room: See `command`.
+    `pass_fd` becomes its descriptor 3, `out` its stdout and stderr, `also` its descriptor ALSO.
 
     Raises:
         OSError: The process cannot be started.

@@ -1,4 +1,4 @@
-"""Check that a worker runs no more code, and read its exit code before anybody reaps it.
+"""Checks that a worker runs no more code, and reads its exit code before anybody reaps it.
 
 Reads /proc; never waits.
 """
@@ -20,10 +20,7 @@ _STATE, _GROUP, _FLAGS, _VSIZE, _EXIT_CODE = 0, 2, 6, 20, 49
 
 
 def step_aside(pid: int) -> None:
-    """Give a dying worker the lowest priority, so that it frees its memory while nobody else needs the processor.
-
-    The exit of a process of 400 MB takes tens of milliseconds, which the repair of the world needs. A process that is gone is ignored.
-    """
+    """Give a dying worker the lowest priority: freeing 400 MB takes tens of milliseconds of processor time, which the repair needs."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, _LOWEST)
 

@@ -1,4 +1,4 @@
-"""Tell an out-of-memory kill from a plain SIGKILL: by the kernel's log where it is readable, else by the cgroup's counters.
+"""Tells an out-of-memory kill from a plain SIGKILL: by the kernel's log where it is readable, else by the cgroup's counters.
 
 The counters are in the worker's own cgroup: memory.oom_control (v1) or memory.events (v2). The kernel counts before it kills,
 so the counters are up to date once the death is visible. A plain SIGKILL changes neither.
@@ -19,7 +19,7 @@ _RECORD = 8192
 
 
 class Kills:
-    """Count out-of-memory kills and attribute each of them to one death."""
+    """Counts out-of-memory kills and attributes each of them to one death."""
 
     def __init__(self) -> None:
         self._files: dict[int, Path] = {}  # pid -> its cgroup's counter

@@ -1,4 +1,4 @@
-"""Own the worker processes: watch, fence and reap them, and turn changes on the board and in the kernel into events.
+"""Owns the worker processes: watches, fences and releases them, and turns changes on the board and in the kernel into events.
 
 Handlers only emit events; the machine decides what follows. The pool reports a worker's death exactly once.
 
@@ -121,7 +121,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Hold all worker incarnations of a run; `services` returns the pids of our helpers."""
+    """Holds all worker incarnations of a run; `services` returns the pids of our helpers."""
 
     def __init__(self, context: LaunchContext, logs: Logs, services: Callable[[], set[int]]) -> None:
         self.workers: dict[int, Worker] = {}
@@ -349,10 +349,9 @@ class WorkerPool:
         self._loop.after(_CODE_LATEST, lambda: self._never_told(worker))
 
     def _never_told(self, worker: Worker) -> None:
-        """End a worker whose exit code nobody reported.
+        """End a worker whose exit code nobody reported: its fork server died after it reaped the worker, and took the code with it.
 
-        A fork server that dies between reaping a worker and reporting it takes the code with it. One that can neither run nor be
-        killed leaves a zombie, whose code `peek_exit` reads.
+        A fork server that can neither run nor be killed leaves a zombie, whose code `peek_exit` reads.
         """
         if not worker.ended:
             self.exited(worker.pid, fence.peek_exit(worker.pid))
@@ -363,15 +362,7 @@ class WorkerPool:
         self._loop.after(grace.EXIT_CODE, lambda: self._await_code(worker, _CODE_LATE_LOOK, latest))
 
     def exited(self, pid: int, code: int | None) -> bool:
-        """Record that `pid` was reaped.
-
-        Args:
-            pid: Any process.
-            code: Exit code (128 + n for signal n), None when nobody knows it.
-
-        Returns:
-            False when `pid` is no worker, or a worker whose end is already recorded.
-        """
+        """Record the reaped `pid` with its exit code (None: nobody knows it); return False unless it is a worker not yet recorded."""
         worker = self._by_pid.get(pid)
         if worker is None or worker.ended:
             return False
