@@ -157,6 +157,14 @@ cases: setup  ## every pattern of a public bug report: under torchrun, converted
 truth: setup  ## every pattern of training loops and 40 random scripts: clean, killed, on stock torch (BY_TORCHRUN=1: by torchrun itself)
 	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/truth
 
+# Debian's etcd, unpacked and not installed; with an etcd on PATH nothing is fetched.
+build/etcd/usr/bin/etcd:
+	@mkdir -p build/etcd && chmod 755 build/etcd
+	cd build/etcd && apt-get download -o APT::Sandbox::User=root -qq etcd-server && dpkg -x etcd-server_*.deb .
+
+engines: setup $(if $(shell command -v etcd),,build/etcd/usr/bin/etcd)  ## how nodes meet, in a folder, by TCP and in a real etcd (fetched where there is none)
+	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/host/nodes
+
 matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the docs' table
 	FTRUN_MATRIX=1 $(PYTEST) -m "slow or not slow" tests/e2e/test_matrix.py::test_matrix; status=$$?; \
 	$(PY) -m tests.e2e.matrix && exit $$status

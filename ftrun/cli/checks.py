@@ -124,8 +124,10 @@ def nodes(name: str, value: str) -> tuple[int, int]:
 
 
 def backend(name: str, value: str) -> str:
-    if value not in ("static", "c10d", "file"):
-        raise UsageError(f"{name} {value} is not supported, use c10d or file (or static, with --node-rank)")
+    if value == "etcd-v2":  # torch's second name for it; what the servers of today speak is version 3
+        return "etcd"
+    if value not in ("static", "c10d", "file", "etcd"):
+        raise UsageError(f"{name} {value} is not supported, use c10d, file or etcd (or static, with --node-rank)")
     return value
 
 

@@ -231,10 +231,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _theirs("nnodes", NODES, "Nodes.", "1:1", "N|MIN:MAX", check=checks.nodes, takes=(int, str)),
     _theirs(
-        "rdzv-backend", NODES, "How the nodes find each other: static, c10d or file.",
+        "rdzv-backend", NODES, "How the nodes find each other: static, c10d, file or etcd.",
         "static", "NAME", check=checks.backend,
     ),
-    _theirs("rdzv-endpoint", NODES, "Where: HOST[:PORT] (c10d: 29400), for file a path that all nodes see.", "", "WHERE"),
+    _theirs(
+        "rdzv-endpoint", NODES, "Where: HOST[:PORT] (c10d: 29400; etcd: 2379, several with commas), for file a path that all nodes see.",
+        "", "WHERE",
+    ),
     _theirs("rdzv-id", NODES, "The same name for every node of one run.", "none", "ID", takes=(int, str)),
     _theirs(
         "rdzv-conf", NODES, "More settings: key=value,key=value.", "", "PAIRS", check=checks.pairs, takes=(str, dict)

@@ -54,7 +54,7 @@ def rendezvous(endpoint: str | None) -> Iterator[Finding]:
 
 def _reach(endpoint: str) -> Finding:
     """Check HOST[:PORT] of a c10d rendezvous. Its server starts with the run, so a refused connection is fine."""
-    from ftrun.host.nodes.carriers.client import split_endpoint
+    from ftrun.host.nodes.carriers.addresses import split_endpoint
 
     host, port = split_endpoint(endpoint, 29400)
     try:

@@ -13,7 +13,7 @@ import signal
 import sys
 import warnings
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Nodes:
     """This node's place among several: torchrun's rendezvous options. `most` 1 = a run on one node.
 
-    `backend` is static, c10d or file. `rank` None: no --node-rank. Empty strings: the option is not set.
+    `backend` is static, c10d, file or etcd. `rank` None: no --node-rank. Empty strings: the option is not set.
     """
 
     least: int = 1
@@ -119,7 +119,9 @@ class Settings:
     output: Output = Output()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """For the journal, which others may be shown: without passwords."""
+        conf = {name: "***" if name in ("user", "password") else value for name, value in self.nodes.conf.items()}
+        return asdict(replace(self, nodes=replace(self.nodes, conf=conf)))
 
 
 def run_name(rdzv_id: str) -> str:

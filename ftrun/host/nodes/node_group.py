@@ -178,6 +178,10 @@ class Peers:
                 _waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call)
             )
 
+    def _unreached(self, news: News) -> None:
+        assert news.record is not None
+        self._listener.log(str(news.record["detail"]))
+
     def _stale(self, news: News) -> None:
         self._listener.log(
             f"found what an earlier run {self.run_id} left: none of its nodes moved for {self._terms.keep_alive:g} s; "
@@ -232,6 +236,7 @@ def _weight_of(event: ev.Event) -> int:
 _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "waiting": Peers._waiting,
     "stale": Peers._stale,
+    "unreached": Peers._unreached,
     "host": Peers._host_round,
     "ready": Peers._ready,
     "broken": Peers._broken,

@@ -16,38 +16,51 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes
-from ftrun.host.nodes.carriers import client, folder
+from ftrun.host.nodes.carriers import addresses, client, etcd, folder
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost
 from ftrun.host.nodes.membership import open as opening
 from ftrun.host.nodes.messages import VERSION
 from tests.conftest import wait_for
 from tests.e2e.harness import free_port
+from tests.host.nodes.etcds import OwnEtcd, RealEtcd, needs_etcd
 
 Opener = Callable[[], Carrier]
 
 
 def connect(port: int, run_id: str = "one", serve: bool | None = None, join_timeout: float = 5.0) -> client.Client:
     found = client.connect(
-        "127.0.0.1", port, run_id, serve=serve, join_timeout=join_timeout, patience=5.0, stopped=lambda: False
+        "127.0.0.1", port, run_id, serve=serve, join_timeout=join_timeout, patience=5.0, stopped=lambda: False, on_trouble=_unexpected
     )
     assert found is not None
     return found
 
 
-@pytest.fixture(params=["folder", "tcp"])
+def _unexpected(why: str) -> None:
+    raise AssertionError(why)
+
+
+def of_etcd(endpoint: str) -> etcd.Etcd:
+    return etcd.Etcd(etcd.Gateway(etcd.terms(endpoint, {}, {}), 5.0), "one")
+
+
+@pytest.fixture(params=["folder", "tcp", "etcd", pytest.param("real etcd", marks=needs_etcd)])
 def carriers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     opened: list[Carrier] = []
+    kind: str = request.param
+    server = OwnEtcd() if kind == "etcd" else RealEtcd(tmp_path) if kind == "real etcd" else None
     tmp_path.chmod(0o700)
     own = folder.prepare(str(tmp_path), "one")
     port = free_port()
 
     def another() -> Carrier:
-        opened.append(folder.Folder(own, 5.0) if request.param == "folder" else connect(port))
+        opened.append(folder.Folder(own, 5.0) if kind == "folder" else of_etcd(server.endpoint) if server else connect(port))
         return opened[-1]
 
     yield another
     for carrier in reversed(opened):
         carrier.close()
+    if server is not None:
+        server.close()
 
 
 def test_everyone_sees_what_one_writes(carriers: Opener) -> None:
@@ -213,14 +226,14 @@ def test_strangers_do_no_harm() -> None:
 
 
 def test_endpoints() -> None:
-    assert client.split_endpoint("node0", 29400) == ("node0", 29400)
-    assert client.split_endpoint("node0:1234", 29400) == ("node0", 1234)
-    assert client.split_endpoint("[::1]:1234", 29400) == ("::1", 1234)
-    assert client.split_endpoint("[fe80::2]", 29400) == ("fe80::2", 29400)
-    assert client.split_endpoint("fe80::2", 29400) == ("fe80::2", 29400)
+    assert addresses.split_endpoint("node0", 29400) == ("node0", 29400)
+    assert addresses.split_endpoint("node0:1234", 29400) == ("node0", 1234)
+    assert addresses.split_endpoint("[::1]:1234", 29400) == ("::1", 1234)
+    assert addresses.split_endpoint("[fe80::2]", 29400) == ("fe80::2", 29400)
+    assert addresses.split_endpoint("fe80::2", 29400) == ("fe80::2", 29400)
     for wrong in ("", ":29400", "node0:x", "node0:70000"):
         with pytest.raises(UsageError, match="must be HOST or HOST:PORT"):
-            client.split_endpoint(wrong, 29400)
+            addresses.split_endpoint(wrong, 29400)
 
 
 def test_a_port_that_another_program_has() -> None:
@@ -243,6 +256,7 @@ def test_a_stranger_on_the_port() -> None:
                 join_timeout=0.0,
                 patience=1.0,
                 stopped=lambda: False,
+                on_trouble=_unexpected,
             )
 
 
@@ -336,7 +350,7 @@ def test_one_node_meets_nobody() -> None:
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        (Nodes(2, 2, backend="etcd"), "is not supported; use static, c10d or file"),
+        (Nodes(2, 2, backend="zeus"), "is not supported; use static, c10d, file or etcd"),
         (Nodes(2, 2, backend="c10d"), "needs --rdzv-endpoint HOST"),
         (Nodes(2, 2, backend="file"), "needs --rdzv-endpoint FOLDER"),
         (Nodes(1, 2), "node ranks are fixed with static"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftrun.core.errors import UsageError
+from ftrun.host.nodes.carriers.addresses import is_loopback, outbound_address
 from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
 from ftrun.host.nodes.carriers.server import Server
 from ftrun.host.nodes.messages import VERSION, pack, take
@@ -22,24 +23,8 @@ _FIRST_PAUSE = 0.05
 _LAST_PAUSE = 1.0
 _ATTEMPT = 5.0  # seconds for one attempt to connect
 _PARTING = 5.0  # seconds that a server gives its clients to leave
+_QUIET = 5.0  # seconds without a server that need no words: nodes do not start at once
 _VACATED = 10.0  # seconds in which the server of an earlier run has certainly left the port
-
-
-def split_endpoint(endpoint: str, port: int) -> tuple[str, int]:
-    """Host and port of `host[:port]` or `[v6 address][:port]`; `port` when none is given.
-
-    Raises:
-        UsageError
-    """
-    host, after = endpoint, ""
-    if endpoint.startswith("["):
-        host, _, after = endpoint[1:].partition("]")
-        after = after.removeprefix(":")
-    elif endpoint.count(":") == 1:
-        host, _, after = endpoint.partition(":")
-    if not host or (after and not (after.isdigit() and 0 < int(after) < 65536)):
-        raise UsageError(f"rendezvous endpoint {endpoint!r} must be HOST or HOST:PORT")
-    return host, int(after) if after else port
 
 
 def listen(host: str, port: int, certain: bool) -> socket.socket | None:
@@ -49,7 +34,7 @@ def listen(host: str, port: int, certain: bool) -> socket.socket | None:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if _is_loopback(str(address[0])) and not _is_loopback(host):
+        if is_loopback(str(address[0])) and not is_loopback(host):
             # many systems list their own name as a loopback address; for others it is a real one
             return socket.create_server(("", port), backlog=1024)
         return socket.create_server((str(address[0]), port), family=family, backlog=1024)
@@ -68,10 +53,6 @@ def listen(host: str, port: int, certain: bool) -> socket.socket | None:
         raise UsageError(f"cannot serve the rendezvous on port {port}: {os.strerror(error.errno or 0)}") from None
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 class Client:
     """A carrier. `local_addr` is this machine's address on the way to the server."""
 
@@ -83,7 +64,7 @@ class Client:
         self._records: dict[str, Record] = {}
         self._version = 0
         self.local_addr = str(sock.getsockname()[0])
-        if _is_loopback(self.local_addr) and not _is_loopback(host):
+        if is_loopback(self.local_addr) and not is_loopback(host):
             self.local_addr = outbound_address()
         sock.settimeout(patience)
 
@@ -153,6 +134,7 @@ def connect(
     join_timeout: float,
     patience: float,
     stopped: Callable[[], bool],
+    on_trouble: Callable[[str], None],
 ) -> Client | None:
     """A client of the server on `host`:`port`, which is started here if this is the machine. None when `stopped`.
 
@@ -166,6 +148,7 @@ def connect(
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     began = time.monotonic()
     pause = _FIRST_PAUSE
+    waited = False
     server: Server | None = None
     client: Client | None = None
     try:
@@ -187,6 +170,9 @@ def connect(
                     f"no rendezvous server on {where} within {join_timeout:g} s ({reason}): "
                     "is ftrun running on that node, and can this one reach the port?"
                 )
+            if not waited and join_timeout - left > _QUIET:
+                waited = True
+                on_trouble(f"no rendezvous server on {where} yet ({reason}); trying for {join_timeout:g} s")
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LAST_PAUSE)
     except BaseException:
@@ -223,12 +209,3 @@ def _dial(host: str, port: int, where: str, patience: float, server: Server | No
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Client(sock, host, where, patience, server)
-
-
-def outbound_address() -> str:
-    """This machine's address towards other machines; loopback when it has none. Sends nothing."""
-    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"

@@ -58,7 +58,8 @@ class News:
     """A message of a member to its agent. `kind`:
 
     waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
-    port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), lost (record: why).
+    port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), unreached (record: detail, before the
+    first look), lost (record: why).
     """
 
     kind: str

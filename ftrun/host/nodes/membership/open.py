@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes, check_run_id
-from ftrun.host.nodes.carriers import client, folder
+from ftrun.host.nodes.carriers import addresses, client, etcd, folder
 from ftrun.host.nodes.carriers.carrier import Carrier
 from ftrun.host.nodes.membership.member import Me, MemberTerms
 from ftrun.host.nodes.membership.session import Opener
@@ -22,6 +22,7 @@ STATIC_PORT = 29500
 NO_NAME = "none"  # torchrun's run id when none is given
 _LOOK_FOLDER = 0.2  # seconds between two looks
 _LOOK_TCP = 0.1
+_LOOK_ETCD = 0.2
 _SECONDS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive", "beat")
 # settings of torchrun's stores that have no meaning here, so that existing command lines work
 _IGNORED = ("read_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
@@ -33,10 +34,11 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     times = {name: _seconds(name, conf.pop(name)) for name in _SECONDS if name in conf}
     join = conf.pop("join", "late")
     conf.pop("is_host", None)
-    for name in (*_IGNORED, *_IGNORED_TOO):
+    of_etcd = etcd.SETTINGS if nodes.backend == "etcd" else ()
+    for name in (*_IGNORED, *_IGNORED_TOO, *of_etcd):
         conf.pop(name, None)
     if conf:
-        known = ", ".join((*_SECONDS, "join", "is_host"))
+        known = ", ".join((*_SECONDS, "join", "is_host", *of_etcd))
         raise UsageError(f"unknown rendezvous setting {', '.join(sorted(conf))}; known are {known}")
     if join not in ("late", "never"):
         raise UsageError(f"rendezvous setting join must be late or never, not {join!r}")
@@ -45,7 +47,7 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     static = nodes.backend == "static"
     if static and nodes.least != nodes.most:
         raise UsageError(
-            f"--nnodes {nodes.least}:{nodes.most} needs --rdzv-backend c10d or file: node ranks are fixed with static"
+            f"--nnodes {nodes.least}:{nodes.most} needs --rdzv-backend c10d, file or etcd: node ranks are fixed with static"
         )
     if static and not 0 <= (nodes.rank or 0) < nodes.most:
         raise UsageError(f"--node-rank {nodes.rank} must be from 0 to {nodes.most - 1}")
@@ -94,8 +96,10 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
             raise UsageError("--rdzv-backend file needs --rdzv-endpoint FOLDER, a folder that every node sees")
     elif nodes.backend in ("static", "c10d"):
         _server_of(nodes)
+    elif nodes.backend == "etcd":
+        etcd.terms(nodes.endpoint, nodes.conf)
     else:
-        raise UsageError(f"--rdzv-backend {nodes.backend} is not supported; use static, c10d or file")
+        raise UsageError(f"--rdzv-backend {nodes.backend} is not supported; use static, c10d, file or etcd")
     return terms
 
 
@@ -122,9 +126,11 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
 
     if nodes.backend == "file":
         return _folder_opener(nodes, run_id, terms, me), _LOOK_FOLDER
+    if nodes.backend == "etcd":
+        return _etcd_opener(nodes, run_id, terms, me), _LOOK_ETCD
     server, port, serve = _server_of(nodes)
 
-    def open_tcp(stopped: Callable[[], bool]) -> tuple[Carrier, Me] | None:
+    def open_tcp(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
         found = client.connect(
             server,
             port,
@@ -133,6 +139,7 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
             join_timeout=terms.join_timeout,
             patience=terms.keep_alive,
             stopped=stopped,
+            on_trouble=on_trouble,
         )
         return None if found is None else (found, me(found.local_addr))
 
@@ -142,23 +149,35 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
 def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
     own = folder.prepare(nodes.endpoint, run_id)
 
-    def open_folder(stopped: Callable[[], bool]) -> tuple[Carrier, Me] | None:
-        return folder.Folder(own, terms.keep_alive), me(client.outbound_address())
+    def open_folder(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
+        return folder.Folder(own, terms.keep_alive), me(addresses.outbound_address())
 
     return open_folder
+
+
+def _etcd_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
+    where = etcd.terms(nodes.endpoint, nodes.conf)
+
+    def open_etcd(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
+        found = etcd.connect(
+            where, run_id, join_timeout=terms.join_timeout, patience=terms.keep_alive, stopped=stopped, on_trouble=on_trouble
+        )
+        return None if found is None else (found, me(found.local_addr))
+
+    return open_etcd
 
 
 def _server_of(nodes: Nodes) -> tuple[str, int, bool | None]:
     """Host and port of the rendezvous server, and whether this node serves (None: if the address is its own)."""
     if nodes.backend == "static":
         if nodes.endpoint:
-            host, port = client.split_endpoint(nodes.endpoint, STATIC_PORT)
+            host, port = addresses.split_endpoint(nodes.endpoint, STATIC_PORT)
         else:
             host, port = nodes.master_addr or "127.0.0.1", nodes.master_port or STATIC_PORT
         return host, port, not nodes.rank
     if not nodes.endpoint:
         raise UsageError("--rdzv-backend c10d needs --rdzv-endpoint HOST[:PORT], the same on every node")
-    host, port = client.split_endpoint(nodes.endpoint, C10D_PORT)
+    host, port = addresses.split_endpoint(nodes.endpoint, C10D_PORT)
     return host, port, _is_host(nodes.conf)
 
 

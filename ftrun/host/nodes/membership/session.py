@@ -18,8 +18,9 @@ from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
 _PARTING = 8.0  # seconds that `close` waits for the thread
 
-# opens the carrier and says where the others reach this machine; None when stopped meanwhile
-Opener = Callable[[Callable[[], bool]], tuple[Carrier, Me] | None]
+# Opens the carrier, and says where the others reach this machine; None when stopped meanwhile (the first argument). The second one is
+# called with the reason if that takes long.
+Opener = Callable[[Callable[[], bool], Callable[[str], None]], tuple[Carrier, Me] | None]
 
 
 class Session:
@@ -62,7 +63,7 @@ class Session:
 
     def _run(self) -> None:
         try:
-            opened = self._opener(lambda: self._closing)
+            opened = self._opener(lambda: self._closing, self._waits)
         except Exception as error:
             self._lost(error)
             return
@@ -77,6 +78,9 @@ class Session:
             self._lost(error)
         finally:
             carrier.close()
+
+    def _waits(self, why: str) -> None:
+        self._on_news(News("unreached", -1, {"detail": why}))
 
     def _lost(self, error: Exception) -> None:
         if not self._closing:
