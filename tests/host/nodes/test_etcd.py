@@ -20,7 +20,6 @@ from tests.host.nodes.etcds import OwnEtcd, RealEtcd, needs_etcd, refusal
 from tests.host.nodes.test_failures import DIES_ONCE
 from tests.host.nodes.test_worlds import check_world
 
-
 T = TypeVar("T")
 
 
@@ -127,7 +126,7 @@ def test_nobody_there() -> None:
         etcd.connect(terms, "one", join_timeout=0.6, patience=1.0, stopped=lambda: False, on_trouble=told.append)
     assert told == ["etcd at 127.0.0.1:1 does not answer: Connection refused; trying for 0.6 s"]
     late = etcd.terms("no-such-name.invalid", {}, {})
-    with pytest.raises(CarrierLost, match="does not answer: .*(known|resolution)"):
+    with pytest.raises(CarrierLost, match=r"does not answer: .*(known|resolution)"):
         etcd.connect(late, "one", join_timeout=0.0, patience=1.0, stopped=lambda: False, on_trouble=told.append)
     assert etcd.connect(terms, "one", join_timeout=9.0, patience=1.0, stopped=lambda: True, on_trouble=told.append) is None
 

@@ -143,6 +143,18 @@ def test_node_ranks_decide_the_order() -> None:
     assert play.the_world() == (0, ["b", "c", "a"], 0)
 
 
+def test_without_node_ranks_the_names_decide_and_a_replacement_comes_last() -> None:
+    play = Play(2, 3, last_call=1.0)
+    for who in ("node66", "node7", "node100"):
+        play.add(who)
+    play.run()
+    assert play.the_world() == (0, ["node7", "node66", "node100"], 0)
+    play.frozen.add("node7")
+    play.add("node8")
+    play.run(30.0)
+    assert play.the_world("node66", "node100", "node8")[1] == ["node66", "node100", "node8"]
+
+
 def test_a_node_rank_given_twice() -> None:
     play = Play(2, 2, by_rank=True)
     play.add("a", rank=0)

@@ -20,7 +20,7 @@ from typing import Any
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
-from ftrun.host.nodes.membership.table import RoundTable, over_after, root_cause
+from ftrun.host.nodes.membership.table import RoundTable, natural, over_after, root_cause
 from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
@@ -305,10 +305,11 @@ class Member:
             order = sorted(joiners, key=lambda who: self._about_node(who)["node_rank"])
         else:
             seen = {who: sight.order for who, sight in self._sights.items()}
-            order = sorted(joiners, key=lambda who: (places.get(who, late), seen.get(who, -1)))
+            first = sorted(joiners, key=lambda who: (places.get(who, late), seen.get(who, -1)))[: self._terms.most]
+            order = sorted(first, key=lambda who: (places.get(who, late), natural(self._about_node(who)["host"]), natural(who)))
         gone = [m for m in last.members if self._vanished(m.id, now)] if last is not None else []
         reason = self._why(last, joiners) if last is not None else {}
-        table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order[: self._terms.most]])
+        table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order])
         if table.restarts > self._terms.max_restarts:
             self._carrier.create(OVER, over_after(reason, self._terms.max_restarts))
         else:

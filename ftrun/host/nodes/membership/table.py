@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import zlib
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,11 @@ class RoundTable:
         return RoundTable(
             int(raw["round"]), tuple(Node(**m) for m in raw["members"]), int(raw["restarts"]), str(raw["why"])
         )
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """Return a key that sorts names with numbers as people do: node7 before node66."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name))
 
 
 def weight(code: int | None, signature: str) -> int:
