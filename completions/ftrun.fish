@@ -127,7 +127,7 @@ complete -c ftrun -n '__ftrun_in run' -l keep-logs -d 'Remove logs that are olde
 complete -c ftrun -n '__ftrun_in run' -l forward-signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
 complete -c ftrun -n '__ftrun_in run' -l worker-start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
 complete -c ftrun -n '__ftrun_in run' -l version -d 'Show the version and exit.'
-complete -c ftrun -n '__ftrun_in run' -l nproc-per-node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
+complete -c ftrun -n '__ftrun_in run' -l nproc-per-node -d 'Workers on this node; gpu:1,3: one on each of these GPUs.' -x -a 'auto gpu cpu xpu'
 complete -c ftrun -n '__ftrun_in run' -l max-restarts -d 'Restarts of all workers.' -x
 complete -c ftrun -n '__ftrun_in run' -s m -l module -d 'SCRIPT is a module, as in python -m.'
 complete -c ftrun -n '__ftrun_in run' -l no-python -d 'SCRIPT is a program of any kind.'
@@ -210,7 +210,7 @@ complete -c ftrun -n '__ftrun_in verify' -l log-prefix -d 'What stands before a 
 complete -c ftrun -n '__ftrun_in verify' -l keep-logs -d 'Remove logs that are older than 30 days from ftrun-logs while it holds more than this; all: never.' -x -a 'all'
 complete -c ftrun -n '__ftrun_in verify' -l forward-signals -d 'Signals to pass on to the workers without ending the run, as in USR1,USR2.' -x
 complete -c ftrun -n '__ftrun_in verify' -l worker-start -d 'Fork workers from a server that has torch, or start an interpreter each.' -x -a 'forkserver exec'
-complete -c ftrun -n '__ftrun_in verify' -l nproc-per-node -d 'Workers on this node.' -x -a 'auto gpu cpu xpu'
+complete -c ftrun -n '__ftrun_in verify' -l nproc-per-node -d 'Workers on this node; gpu:1,3: one on each of these GPUs.' -x -a 'auto gpu cpu xpu'
 complete -c ftrun -n '__ftrun_in verify' -l max-restarts -d 'Restarts of all workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -s m -l module -d 'SCRIPT is a module, as in python -m.'
 complete -c ftrun -n '__ftrun_in verify' -l no-python -d 'SCRIPT is a program of any kind.'

@@ -65,6 +65,8 @@ def _shown(value: Any) -> str:
 
 def _workers(settings: Settings) -> str:
     text = f"{settings.nproc} per node, {settings.spares} spare{'' if settings.spares == 1 else 's'}"
+    if settings.gpus:
+        text += f", on GPUs {settings.gpus}"
     if settings.numa_binding:
         text += f", bound by {settings.numa_binding}"
     return text

@@ -175,7 +175,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _own("version", RUN, "Show the version and exit.", variable="", takes=()),
     _theirs(
-        "nproc-per-node", WORKERS, "Workers on this node.", "1", "N|auto|gpu|cpu|xpu",
+        "nproc-per-node", WORKERS, "Workers on this node; gpu:1,3: one on each of these GPUs.", "1", "N|auto|gpu|gpu:LIST|cpu|xpu",
         check=checks.workers, takes=(int, str),
     ),
     _theirs("max-restarts", WORKERS, "Restarts of all workers.", "0", "M", **_WHOLE),

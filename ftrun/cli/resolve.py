@@ -97,7 +97,10 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     Raises:
         UsageError: For options that do not go together, or a missing script.
     """
+    from ftrun.host.devices.counting import chosen_gpus
+
     kind = _kind(values)
+    gpus = chosen_gpus(values.text["nproc-per-node"] or "")
     if kind == "program":
         check_program(script)
     elif kind == "module":
@@ -123,7 +126,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
             "--random-faults works on one node only: in a world of several nothing is repaired in place yet"
         )
     if values["virtual-local-rank"]:
-        virtual_variables(os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
+        virtual_variables(gpus or os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     if os.path.exists(values["log-dir"]) and not os.path.isdir(values["log-dir"]):
         raise UsageError(f"--log-dir {values['log-dir']} is a file; name a folder (it is made if it is missing)")
     nodes = _nodes(values)
@@ -155,6 +158,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
         argv=(script, *args),
         kind=kind,
         nproc=values["nproc-per-node"],
+        gpus=gpus,
         spares=spares,
         run_id=values["run-id"] or (run_name(rdzv_id) if rdzv_id else None),
         rdzv_id=rdzv_id,

@@ -32,7 +32,7 @@ INTERNAL = {"FTRUN_RUN_DIR", "FTRUN_RUNS_ROOT", "FTRUN_CELL", "FTRUN_SPEC", "FTR
         (["--standalone=1", "train.py"], "--standalone takes no value, and got '1'"),
         (["--spares", "-1", "train.py"], "--spares must not be negative, not -1"),
         (["--spares=1.5", "train.py"], "--spares must be a whole number, not '1.5'"),
-        (["--nproc-per-node=some", "train.py"], "--nproc-per-node must be a number, auto, cpu, gpu or xpu, not 'some'"),
+        (["--nproc-per-node=some", "train.py"], "--nproc-per-node must be a number, auto, cpu, gpu, gpu:0,1 or xpu, not 'some'"),
         (["--no-python", "-m", "train.py"], "--no-python and --module do not go together"),
         (["--no-python", "no-such-program"], "program no-such-program does not exist on the PATH"),
         (

@@ -71,6 +71,8 @@ class Settings:
     `hang_timeout` None: the launcher learns it from the run, between `hang_floor` and `hang_ceiling`. `nonfinite` is redo, stop or
     ignore; `check_every` is in steps, 0 = as often as the checks' budget allows; `inexact` is go-on or stop.
 
+    `gpus`: CUDA_VISIBLE_DEVICES for this run, "" = as it is.
+
     `kind` is script, module or program (--no-python). The launcher passes `signals` on to the workers and ends the run; it passes
     `forward` on without any other effect.
     """
@@ -78,6 +80,7 @@ class Settings:
     argv: tuple[str, ...]
     kind: str = "script"
     nproc: int = 1
+    gpus: str = ""
     spares: int = 1
     max_restarts: int = 0
     max_replacements: int = 3

@@ -37,15 +37,18 @@ def count_by_nvml(environ: Mapping[str, str]) -> int:
 
 
 MAX_WORKERS = 4096
+_GPUS = "gpu:"
 
 
 def worker_count(text: str) -> int:
-    """Return the number of workers for the value of --nproc-per-node: a number, `cpu`, `gpu`, `xpu` or `auto`.
+    """Return the number of workers for the value of --nproc-per-node: a number, `cpu`, `gpu`, `gpu:1,3`, `xpu` or `auto`.
 
     Raises:
         UsageError: The value is none of these or out of range, or the machine has no such devices.
     """
     kind = text.strip().lower()
+    if kind.startswith(_GPUS):
+        return len(chosen_gpus(kind).split(","))
     if kind == "cpu":
         return len(os.sched_getaffinity(0))
     if kind in ("gpu", "auto"):
@@ -68,10 +71,36 @@ def worker_count(text: str) -> int:
     try:
         count = int(kind)
     except ValueError:
-        raise UsageError(f"--nproc-per-node must be a number, auto, cpu, gpu or xpu, not {text!r}") from None
+        raise UsageError(f"--nproc-per-node must be a number, auto, cpu, gpu, gpu:0,1 or xpu, not {text!r}") from None
     if not 1 <= count <= MAX_WORKERS:
         raise UsageError(f"--nproc-per-node must be between 1 and {MAX_WORKERS}, not {count}")
     return count
+
+
+def chosen_gpus(text: str) -> str:
+    """Return CUDA_VISIBLE_DEVICES for the value of --nproc-per-node: the devices that `gpu:1,3` names, "" for any other value.
+
+    The numbers are those that torch gives the devices: with CUDA_VISIBLE_DEVICES set they count its entries.
+
+    Raises:
+        UsageError: A number is no number, stands there twice, or no GPU has it.
+    """
+    kind = text.strip().lower()
+    if not kind.startswith(_GPUS):
+        return ""
+    names = [name.strip() for name in kind.removeprefix(_GPUS).split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,4}", name) for name in names):
+        raise UsageError(f"--nproc-per-node {text}: write the numbers of the GPUs, as in gpu:0,2")
+    numbers = [int(name) for name in names]
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"--nproc-per-node {text} names a GPU twice; each worker has one of its own")
+    there = gpu_count() or count_by_nvml(os.environ)
+    if max(numbers) >= there:
+        seen = f"{there} GPUs, 0 to {there - 1}" if there > 1 else "one GPU, 0" if there else "no GPU"
+        raise UsageError(f"--nproc-per-node {text}: there is no GPU {max(numbers)}; this machine shows {seen}")
+    named = os.environ.get(VARIABLE)
+    visible = None if named is None else entries(named)
+    return ",".join(str(n) if visible is None or n >= len(visible) else visible[n] for n in numbers)
 
 
 def gpu_count() -> int:

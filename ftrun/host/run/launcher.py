@@ -24,6 +24,7 @@ from ftrun.core.amounts import count, size
 from ftrun.core.errors import PlatformError, UsageError
 from ftrun.core.shared.board import Board, Head
 from ftrun.core.system import files, procfs, shown_command
+from ftrun.core.system.visible import VARIABLE
 from ftrun.core.waiting import wait_for
 from ftrun.host.account import messages
 from ftrun.host.base.context import SERVICES_LOG, LaunchContext
@@ -59,6 +60,8 @@ def launch(settings: Settings) -> int:
         PlatformError: The machine cannot run this; or descriptors ran out or the run's folder was lost, and everything has ended.
     """
     _require_descriptors(settings)
+    if settings.gpus:
+        os.environ[VARIABLE] = settings.gpus
     stdin = _standard_descriptors()
     nodes = settings.nodes
     meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts)

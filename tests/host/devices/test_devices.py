@@ -115,6 +115,39 @@ def test_gpus_are_counted_by_nvml_where_there_are_no_device_files(ftrun: Ftrun, 
     assert counted == (3 if not Path("/dev/nvidia0").exists() else counted)
 
 
+@pytest.mark.parametrize(("visible", "seen"), [(None, (2, 0)), ("1,2,0", (0, 1))])
+def test_a_worker_on_each_of_the_gpus_that_are_named(
+    ftrun: Ftrun, nvml: FakeNvml, visible: str | None, seen: tuple[int, ...]
+) -> None:
+    """The numbers are torch's: with CUDA_VISIBLE_DEVICES they count its entries."""
+    env = {**nvml.env, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+    run = ftrun.start("--nproc-per-node=gpu:2,0", "--spares=0", "train.py", **env)
+    run.wait_output(" sees ", 2)
+    wait_for(lambda: len(ranks(run)) == 2, "devices.json")
+    assert ranks(run) == {rank: nvml.uuids[number] for rank, number in enumerate(seen)}
+    assert {line.rpartition(" ")[2] for line in run.stdout.splitlines()} <= {
+        ",".join(nvml.uuids[number] for number in seen),
+        ",".join(str(number) for number in seen),
+    }
+    end(ftrun, run)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("gpu:0,3", "there is no GPU 3; this machine shows 3 GPUs, 0 to 2"),
+        ("gpu:1,1", "names a GPU twice; each worker has one of its own"),
+        ("gpu:", "write the numbers of the GPUs, as in gpu:0,2"),
+        ("gpu:1,a", "write the numbers of the GPUs, as in gpu:0,2"),
+    ],
+)
+def test_gpus_that_cannot_be_named(ftrun: Ftrun, nvml: FakeNvml, value: str, what: str) -> None:
+    done = ftrun.call(f"--nproc-per-node={value}", "train.py", **nvml.env)
+    assert done.returncode == 2
+    if not Path("/dev/nvidia0").exists() or "no GPU" not in what:
+        assert f"--nproc-per-node {value}" in done.stderr and what in done.stderr
+
+
 def test_the_launcher_does_not_import_pynvml() -> None:
     program = "import sys, ftrun.host.run.launcher; print('pynvml' in sys.modules, 'filelock' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -17,7 +17,7 @@ from tests.conftest import Ftrun
         (["folder"], "folder is a directory, not a script"),
         (
             ["--nproc-per-node", "many", "train.py"],
-            "--nproc-per-node must be a number, auto, cpu, gpu or xpu, not 'many'",
+            "--nproc-per-node must be a number, auto, cpu, gpu, gpu:0,1 or xpu, not 'many'",
         ),
         (["--nproc_per_node", "0", "train.py"], "--nproc-per-node must be between 1 and"),
         (["--spares", "-1", "train.py"], "--spares must not be negative"),
