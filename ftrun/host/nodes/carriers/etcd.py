@@ -129,7 +129,8 @@ class Gateway:
                 return self._authorized(path, body)
             except _Refused as error:
                 if error.code in (_INVALID, _DENIED, _UNAUTHENTICATED, _PRECONDITION):
-                    raise UsageError(f"{self._etcd.where} refuses user {self._etcd.user or '(none)'}: {error}") from None
+                    who = f"user {self._etcd.user}" if self._etcd.user else "a request without a user (--rdzv-conf user=NAME:PASSWORD)"
+                    raise UsageError(f"{self._etcd.where} refuses {who}: {error}") from None
                 trouble = error  # this member has no leader, no room, or is just starting
             except (OSError, ValueError) as error:
                 trouble = error
