@@ -1,4 +1,4 @@
-"""devices.json of a run directory: what the launcher's device watch knows. Absent on a machine without devices."""
+"""Read devices.json of a run directory, the report of the launcher's device watch. A machine without devices has none."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _DEVICE = record(
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    """One entry a device: index, uuid, name, utilisation (%), temperature (C), memory_used and memory_total (bytes),
-    throttle (list), quarantined (why, or None), rank (or None). Empty when nobody watches devices."""
+    """Return one entry for each device, or an empty list without a device watch.
+
+    Keys: index, uuid, name, utilisation (%), temperature (C), memory_used and memory_total (bytes), throttle (list),
+    quarantined (reason or None), rank (or None).
+    """
     try:
         raw = loads((run_dir / FILE).read_bytes())
     except (OSError, ValueError):
@@ -30,7 +33,7 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def of(found: list[dict[str, Any]], rank: int | None, word: int) -> dict[str, Any] | None:
-    """The device of a rank; `word` is the board's: index + 1, 0 = none."""
+    """Return the device of a rank. `word`: the board's device word, index + 1 or 0 for none."""
     for entry in found:
         if rank is not None and entry.get("rank") == rank:
             return entry

@@ -1,4 +1,4 @@
-"""The journal for people: one line a fact, with the time of day, and for programs: its own lines, unchanged."""
+"""Print the journal: for people one timed sentence for each fact, for programs its own lines, unchanged."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ _NOTES = {
 
 
 def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
-    """Lines as they come; with `follow` until the run ends. Damaged lines are left out.
+    """Yield the journal's lines, with `follow` until the run ends. Damaged lines are left out.
 
     Raises:
-        OSError
+        OSError: The journal cannot be read.
     """
     sentences, tail = _Sentences(), Tail(found.journal)
     try:
@@ -112,7 +112,7 @@ def stream(found: Found, follow: bool, as_json: bool) -> Iterator[str]:
 
 
 class _Sentences:
-    """Turns lines of a journal into sentences; remembers what they refer to."""
+    """Turns journal lines into sentences; remembers the phase, the time offset and the holder of each rank."""
 
     def __init__(self) -> None:
         self._offset = 0.0  # unix time minus monotonic time
@@ -170,7 +170,7 @@ class _Sentences:
         elif kind == "GateClosed":
             yield f"gate closed after step {event['last']}, generation {event['generation']}"
         elif kind == "Expired":
-            return  # a deadline that nobody needed any more
+            return  # an expired deadline is news only to the controller
         else:
             facts = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("kind", "t") and v not in ("", None))
             yield f"{kind.lower()}: {facts}" if facts else kind.lower()

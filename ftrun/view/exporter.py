@@ -1,7 +1,7 @@
-"""Hands a run's figures to Prometheus: a text file that is replaced whole, and a small HTTP server on loopback.
+"""Export a run's metrics to Prometheus: a text file that is replaced whole, and a small HTTP server on loopback.
 
-Started by the launcher as a process of its own, or by hand with `ftrun metrics`: it reads the run directory and nothing
-waits for it. It ends when the launcher does, after a last look, so that the file holds how the run ended.
+The launcher starts the exporter as a process of its own, or a person runs `ftrun metrics`. It only reads the run directory,
+and no process waits for it. It ends after the launcher with a last look, so that the file holds the run's exit code.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ftrun.core.waiting import wait_for
 from ftrun.view import metrics
 from ftrun.view.snapshot import RunWatcher
 
-INTERVAL = 5.0  # seconds between two writings of the file
-_PATIENCE = 5.0  # seconds that a reader of the HTTP server may be slow
-_BEGIN = 10.0  # seconds that a run may need to make its board
+INTERVAL = 5.0  # seconds between two writes of the file
+_PATIENCE = 5.0  # timeout of an HTTP client, seconds
+_BEGIN = 10.0  # seconds that a run may need to create its board
 
 
 class Exporter:
-    """Looks at one run on request.
+    """Renders one run's metrics on request.
 
     Raises:
-        OSError
-        PlatformError: When there is nothing to look at.
+        OSError: The board cannot be opened.
+        PlatformError: The board has another version or layout.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -49,10 +49,10 @@ class Exporter:
         self._watcher.close()
 
     def look(self) -> str:
-        """The figures now.
+        """Return the current metrics as text.
 
         Raises:
-            FtrunError: When they cannot be read.
+            FtrunError: The board cannot be read.
         """
         run = self._watcher.run
         with self._lock:
@@ -64,7 +64,7 @@ class Exporter:
             return self._text
 
     def text(self) -> str:
-        """The figures now, or the last ones that could be read."""
+        """Return the current metrics, or the last readable ones."""
         with contextlib.suppress(FtrunError):
             self.look()
         return self._text
@@ -93,11 +93,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nobody wants a line for each scrape."""
+        """Log nothing: a line for each scrape is noise."""
 
 
 def serve(exporter: Exporter, listener: socket.socket) -> http.server.ThreadingHTTPServer:
-    """Answer on a listening socket, in threads of their own, until the process ends."""
+    """Serve a listening socket from background threads until the process ends."""
     handler = type("Handler", (_Handler,), {"exporter": exporter})
     server = http.server.ThreadingHTTPServer(listener.getsockname()[:2], handler, bind_and_activate=False)
     server.socket.close()
@@ -107,7 +107,7 @@ def serve(exporter: Exporter, listener: socket.socket) -> http.server.ThreadingH
 
 
 def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, launcher: socket.socket | None) -> None:
-    """Write the file again and again until the run has ended, or its `launcher` has; once more at the end."""
+    """Write the file every `interval` seconds until the run or its `launcher` ends, and once more then."""
     told = False
     while True:
         ended = _wait(launcher, run, interval if path is not None else 60.0) if exporter.text() else True
@@ -124,7 +124,7 @@ def keep(exporter: Exporter, run: RunInfo, path: Path | None, interval: float, l
 
 
 def _wait(launcher: socket.socket | None, run: RunInfo, seconds: float) -> bool:
-    """True when it is over."""
+    """Wait up to `seconds`; return True once the run, or its launcher, has ended."""
     if launcher is None:
         return wait_for(lambda: not run.alive(), seconds, min(0.5, seconds))
     deadline = time.monotonic() + seconds
@@ -132,17 +132,20 @@ def _wait(launcher: socket.socket | None, run: RunInfo, seconds: float) -> bool:
         try:
             if wire.receive(launcher) is None:
                 return True
-            wire.send(launcher, {"op": "alive"})  # nothing else is asked
+            wire.send(launcher, {"op": "alive"})  # the launcher asks nothing else
         except OSError:
             return True
     return False
 
 
 def main() -> None:
-    """Of the process that the launcher starts: RUN_DIR FILE-or-empty "listen"-or-empty. Descriptors 3: launcher, 4: what to listen on."""
+    """Run the exporter process of a launcher.
+
+    Arguments: RUN_DIR, FILE or "", "listen" or "". Descriptors: 3 is the launcher, 4 the listening socket.
+    """
     run_dir, file, listen = sys.argv[1:4]
     launcher = socket.socket(fileno=3)
-    # a terminal's Ctrl-C is for the launcher; our end is that of the launcher
+    # a terminal's Ctrl-C is for the launcher; the exporter ends after the launcher
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     native.set_name("ftrun metrics")
@@ -152,7 +155,7 @@ def main() -> None:
         return
     if listen:
         serve(exporter, socket.socket(fileno=4))
-    with contextlib.suppress(OSError):  # it died already, which is heard next
+    with contextlib.suppress(OSError):  # the launcher died already; `keep` notices
         wire.send(launcher, {"op": "ready"})
     keep(exporter, run, Path(file) if file else None, INTERVAL, launcher)
 

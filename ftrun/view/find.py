@@ -1,7 +1,6 @@
-"""Which run is meant by RUN: a live one by name, one that ended by the journal it left, or a path to either.
+"""Resolve the argument RUN: the name of a live or ended run, or a path to its folder or journal. Reads only.
 
-Reads only. A run that ended leaves its log folder, which is looked for beside this folder's logs, and a line among this
-user's runs that ended.
+An ended run leaves its log folder, found in this folder's logs, and a line in the user's list of ended runs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ftrun.core.runs import RunInfo, find_run, list_runs, read_run
 
 @dataclass(frozen=True)
 class Found:
-    """A run with a journal. `live` is None once its launcher is gone."""
+    """A run with a journal. `live` is None after its launcher has ended."""
 
     run_id: str
     journal: Path
@@ -28,8 +27,11 @@ class Found:
 
 
 def find(name: str | None, log_dir: str | None = None) -> Found | None:
-    """The run called `name` (or the folder or journal file at that path); without a name the newest live run, else the
-    newest that left a journal in `log_dir` (default: PET_LOG_DIR, else ./ftrun-logs), or anywhere. None when there is none."""
+    """Find a run, or return None.
+
+    With a `name`: the run of that name, or the folder or journal file at that path. Without: the newest live run, else the
+    newest with a journal in `log_dir` (default: PET_LOG_DIR, else ./ftrun-logs), else the newest ended run of this user.
+    """
     if name is not None and os.sep in name:
         return _at(Path(name))
     run = find_run(name)
@@ -40,7 +42,7 @@ def find(name: str | None, log_dir: str | None = None) -> Found | None:
 
 
 def newest_here() -> Found | None:
-    """The newest run of this folder: the newest live one that was started here, else the newest that left its logs here."""
+    """Find the newest live run that started in this folder, else the newest run with logs here."""
     live = next((run for run in list_runs() if run.raw.get("cwd") == os.getcwd()), None)
     return _ended(None, Path(os.environ.get("PET_LOG_DIR") or paths.LOG_DIR)) if live is None else _living(live)
 
@@ -50,10 +52,10 @@ def _living(run: RunInfo) -> Found:
 
 
 def require(name: str | None) -> Found:
-    """As `find`.
+    """Find a run as `find` does.
 
     Raises:
-        NoRunError
+        NoRunError: There is no such run.
     """
     found = find(name)
     if found is not None:
@@ -84,7 +86,7 @@ def _at(path: Path) -> Found | None:
 
 
 def _killed(name: str | None) -> Found | None:
-    """A run directory that nobody was left to remove."""
+    """Find the run directory of a run whose processes were all killed before they could remove it."""
     if name is None or name.startswith("."):
         return None
     path = paths.runs_root() / name
@@ -101,7 +103,7 @@ def _ended(name: str | None, logs: Path) -> Found | None:
 
 
 def _is_called(folder: str, name: str | None) -> bool:
-    """May the run with that log folder be meant by `name`?"""
+    """Does `name` match the run with that log folder?"""
     return name is None or re.fullmatch(re.escape(name) + paths.AGAIN, folder) is not None
 
 

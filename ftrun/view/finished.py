@@ -1,4 +1,4 @@
-"""What is left to say of a run that ended, from its journal."""
+"""Summarize an ended run from its journal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ftrun.view.snapshot import ENDED, SCHEMA
 
 
 def read(found: Found) -> History:
-    """A whole journal.
+    """Read a whole journal.
 
     Raises:
-        OSError
+        OSError: The journal cannot be read.
     """
     history, tail = History(), Tail(found.journal)
     try:
@@ -31,10 +31,10 @@ def read(found: Found) -> History:
 
 
 def ended_picture(found: Found) -> dict[str, Any]:
-    """As `status --json` prints it.
+    """Return the summary that `status --json` prints.
 
     Raises:
-        OSError
+        OSError: The journal cannot be read.
     """
     history = read(found)
     account, summary, told = history.account, history.summary or {}, typed(KeptNote, history.kept)

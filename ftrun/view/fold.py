@@ -1,4 +1,4 @@
-"""Which of many ranks a person has to see: those that stand out, and counts of all others. Reads the board by columns."""
+"""Choose the ranks to show one by one: those that stand out; count all others. Reads the board by columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftrun.core.shared.board import Board, F, Flag, Head
 from ftrun.core.shared.moment import Moment, phase_from
 
 STALE = 2.0  # seconds without a beat
-# why a rank stands out, the gravest first
+# reasons why a rank stands out, the gravest first
 REASONS = (
     "gone",
     "the others wait for it",
@@ -21,18 +21,18 @@ REASONS = (
     "does a step again",
 )
 _ACCUSED = REASONS[1]
-_WAITS = 1.0  # seconds in a collective that are worth telling
-_ALIVE = int(Flag.ALIVE)  # a plain number: an enum is ten times as slow to test
+_WAITS = 1.0  # seconds in a collective after which a rank stands out
+_ALIVE = int(Flag.ALIVE)  # an int, because testing an enum is ten times slower
 
 
 def used_cells(board: Board) -> int:
-    """Cells up to the last that was ever taken; one that waits for its start is none yet."""
+    """Return the number of cells up to the last one that a process ever used."""
     pids = board.column(F.PID, min(board[Head.ROOM], board.cells))
     return max((at + 1 for at, pid in enumerate(pids) if pid), default=0)
 
 
 def living(board: Board, used: int) -> list[int]:
-    """Cells of processes that were not reaped."""
+    """Return the cells of processes that were not reaped."""
     pids, exited = board.column(F.PID, used), board.column(F.EXITED, used)
     return [i for i, (pid, gone) in enumerate(zip(pids, exited, strict=True)) if pid and not gone]
 
@@ -40,9 +40,10 @@ def living(board: Board, used: int) -> list[int]:
 def healthy(
     board: Board, holders: dict[int, int], used: int, now: int, accused: Collection[int] = ()
 ) -> tuple[int, int]:
-    """Ranks whose process lives and beats, or has ended well, and the oldest beat of those that live (0 = none beats).
+    """Count the healthy ranks, and return with them the oldest beat of the living ranks (monotonic ns, 0 = none beats).
 
-    A rank that never beats (a program) counts while it lives; one that is `accused` of holding the others up does not.
+    A rank is healthy if its process lives and beats, or exited with 0. A rank that never beats (a program) counts while it
+    lives; a rank that is `accused` of holding the others up does not count.
     """
     exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
     beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
@@ -52,7 +53,7 @@ def healthy(
 
 
 def moved(board: Board, used: int) -> tuple[int, int]:
-    """Bytes moved and to be moved by all transfers that go on."""
+    """Return the bytes moved so far and the total bytes of all current transfers."""
     totals = board.column(F.MOVE_TOTAL, used)
     done = board.column(F.MOVED, used)
     return sum(d for d, t in zip(done, totals, strict=True) if t), sum(totals)
@@ -61,8 +62,15 @@ def moved(board: Board, used: int) -> tuple[int, int]:
 def choose(
     board: Board, used: int, holders: dict[int, int], most: int | None, now: int, accused: Collection[int] = ()
 ) -> tuple[dict[int, str], dict[str, Any]]:
-    """The cells to describe, by rank, with why they stand out (of REASONS, "" = they do not); and what all other ranks do:
-    {"ranks": n, "doing": [[text, n], ...]}. `accused`: ranks that the launcher says hold the others up."""
+    """Choose at most `most` cells to show one by one.
+
+    Args:
+        accused: Ranks that hold the others up, as the launcher reports.
+
+    Returns:
+        The chosen cells in order of rank, each with its reason to stand out (of REASONS, "" = none); and the activity of all
+        other ranks: {"ranks": n, "doing": [[text, n], ...]}.
+    """
     cells = sorted(holders, key=lambda i: holders[i])
     if most is None or len(cells) <= most:
         return {i: _ACCUSED if holders[i] in accused else "" for i in cells}, {"ranks": 0, "doing": []}
@@ -109,5 +117,5 @@ def _doing(phase: int, busy: int, step: int, end: int) -> str:
 
 
 def doing(phase: str, step: int | None) -> str:
-    """What ranks do that are told of together."""
+    """Return the words for the activity of folded ranks."""
     return Moment(phase, step).words().removeprefix("in ") or phase

@@ -1,7 +1,7 @@
-"""The live view of `ftrun status` on a terminal. Looks at files and the board, and never more often than it may cost.
+"""Show the live view of `ftrun status` on a terminal, from files and the board.
 
-The time between two looks grows with what one look costs, so that watching stays below 1 % of one core (5 % for more
-ranks than fit on a screen), however large the run or slow the machine.
+The interval between two looks grows with the CPU time of a look, so that watching stays below 1 % of one core (5 % with
+more than 64 ranks), however large the run or slow the machine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ftrun.view.screen import screen
 from ftrun.view.status.header import BRIEF
 from ftrun.view.text import BAD, HEAD, PLAIN, QUIET, WARN, Line
 
-_SHARE_FEW, _SHARE_MANY = 0.008, 0.04  # of one core
+_SHARE_FEW, _SHARE_MANY = 0.008, 0.04  # CPU share, of one core
 _FEW = 64  # ranks
-_SHORT = 16  # lines of a screen: on fewer, the ranks come before the script's name and the step times
-_NICE = 5  # training goes first
+_SHORT = 16  # a screen with fewer lines leaves out the script's name and the step times, not ranks
+_NICE = 5  # training has priority
 _HELP = (
     "q        leave (the run goes on)",
     "p        pause and go on",
@@ -33,7 +33,7 @@ _HELP = (
 )
 
 
-# keys that move an incident by a line, a page, all of it; and those that choose another one
+# keys that scroll an incident by a line, a page, or to an end; and keys that choose another incident
 _SCROLLS = {
     keys.UP: -1, "k": -1, keys.DOWN: 1, "j": 1, keys.PAGE_UP: -2, "b": -2, keys.PAGE_DOWN: 2, " ": 2,
     keys.HOME: -3, "g": -3, keys.END: 3, "G": 3,
@@ -42,11 +42,11 @@ _CHOOSES = {keys.UP: -1, keys.DOWN: 1, keys.LEFT: -1, keys.RIGHT: 1}
 
 
 def watch(run: RunInfo, interval: float) -> str:
-    """Show `run` until q or its end; gives its last state.
+    """Show `run` until the user presses q or the run ends; return its last state. `interval`: least seconds between looks.
 
     Raises:
-        OSError
-        PlatformError: When it cannot be read.
+        OSError: The board cannot be opened.
+        PlatformError: The board has another version or layout.
     """
     from rich.console import Console
     from rich.live import Live
@@ -92,21 +92,21 @@ def _until_due(view: _View, keyboard: keys.Keyboard, draw: Any) -> None:
 
 
 class _View:
-    """What is shown and how: the newest picture, the chosen incident, pause and help."""
+    """The state of the view: the newest picture, the chosen incident, pause and help."""
 
     def __init__(self, run: RunInfo, interval: float) -> None:
         self._watcher = snapshot.RunWatcher(run)
         self._interval = interval
         self._picture: dict[str, Any] | None = None
         self._selected: int | None = None
-        self._opened: int | None = None  # number of the incident shown whole
+        self._opened: int | None = None  # number of the incident that fills the screen
         self._help = False
         self._paused = False
         self._left = False
         self._ended = False
         self._height = 24
-        self._top = 0  # first line shown of an incident that is longer than the screen
-        self._length = 0  # its lines
+        self._top = 0  # first visible line of an incident that is longer than the screen
+        self._length = 0  # number of its lines
         self.due = 0.0
 
     @property
@@ -119,7 +119,7 @@ class _View:
 
     @property
     def share(self) -> float:
-        """The part of one core that may be spent."""
+        """The CPU share of one core that the view may use."""
         return _SHARE_MANY if self._picture and self._picture["world_size"] > _FEW else _SHARE_FEW
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class _View:
         self._ended = not alive
 
     def cost(self, seconds: float) -> None:
-        """One look and its drawing took `seconds` of our processor time."""
+        """Schedule the next look, after one that took `seconds` of CPU time with its drawing."""
         self.due = time.monotonic() + max(self._interval, seconds / self.share)
 
     def press(self, key: str) -> None:
@@ -165,7 +165,7 @@ class _View:
             self._opened = None if self._opened is not None else int(found[self._selected]["number"])
 
     def lines(self, width: int, height: int) -> list[Line]:
-        """What fits on the screen."""
+        """Return the lines of the screen, exactly `height` of them."""
         self._height = height
         if self._help:
             body: list[Line] = [[("Keys", HEAD)], [], *([(line, PLAIN)] for line in _HELP)]
@@ -192,7 +192,7 @@ class _View:
         return drawing(story(account, self._opened), width)
 
     def _scrolled(self, body: list[Line], room: int) -> tuple[list[Line], Line]:
-        """The part of an incident that fits, and what the last line says of the rest."""
+        """Return the visible part of an incident, and the scroll position for the last line."""
         self._length = len(body)
         self._top = max(0, min(self._top, len(body) - room))
         if len(body) <= room:
@@ -203,7 +203,7 @@ class _View:
         return body[self._top : end], [(where, WARN), ("↑↓ PgUp PgDn scroll  ", QUIET)]
 
     def farewell(self) -> list[Line]:
-        """What stays on the terminal after the view has gone."""
+        """Return the lines that stay on the terminal after the view has closed."""
         if self._picture is None or not self._ended:
             return []
         name = self._picture["run"]
@@ -214,7 +214,7 @@ class _View:
 
 
 def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | None) -> list[Line]:
-    """All of it if there is room; else fewer ranks, so that the newest incidents stay on the screen."""
+    """Return the whole screen if it fits; else fold ranks, so that the newest incidents stay visible."""
     whole = screen(picture, width, selected)
     if len(whole) <= height:
         return screen(picture, width, selected, height - len(whole))
@@ -239,13 +239,13 @@ def _fitted(picture: dict[str, Any], width: int, height: int, selected: int | No
 
 
 def _gravity(worker: dict[str, Any]) -> tuple[int, int]:
-    """Sorts those first that a person has to see."""
+    """Return a sort key that puts the gravest ranks first."""
     why = worker["stands_out"]
     return (fold.REASONS.index(why) if why else len(fold.REASONS)), worker["rank"]
 
 
 def _counted(doing: list[list[Any]], hidden: list[dict[str, Any]]) -> list[list[Any]]:
-    """What ranks do that are not shown, with `hidden` ones added to those that were counted before."""
+    """Add the `hidden` ranks to the counts by activity of the folded ranks."""
     counts = {what: int(number) for what, number in doing}
     for worker in hidden:
         what = fold.doing(worker["phase"], worker["step"])

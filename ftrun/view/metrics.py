@@ -1,4 +1,4 @@
-"""A run's figures in Prometheus' text format. Counters come from the journal, gauges from the board. Text only: no I/O.
+"""Render a run's metrics in Prometheus' text format. Counters come from the journal, gauges from the board. No I/O.
 
 Names and units follow the Prometheus conventions: base units (seconds, bytes, ratios from 0 to 1), `_total` for
 counters, one help and type line for each name.
@@ -20,7 +20,7 @@ from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STALLED, S
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = (STARTING, HEALTHY, UNPROTECTED, DEGRADED, STALLED, RECOVERING, ENDED)
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # seconds
-RANKS_MOST = 256  # beyond, ranks are counted and not listed: a label for each would drown a server
+RANKS_MOST = 256  # with more ranks than this, no metric has a rank label: too many series for a server
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -41,7 +41,7 @@ class _Family:
 
 
 def render(picture: Mapping[str, Any], account: Account, now: float) -> str:
-    """All figures of a run. `picture` is the newest of `snapshot`; `now` is monotonic seconds."""
+    """Return all metrics of a run. `picture` is the newest of `snapshot`; `now` is in monotonic seconds."""
     base = {"run": picture["run"]}
     families = [*_run(picture, account, now), *_incidents(account, now), *_ranks(picture), *_devices(picture)]
     return "".join(_text(family, base) for family in families if family.samples)
@@ -64,7 +64,7 @@ def _number(value: float) -> str:
 
 
 def parsed(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
-    """The samples of a text that `render` made: name, labels, value."""
+    """Yield the samples (name, labels, value) of a text made by `render`."""
     for line in text.splitlines():
         match = _SAMPLE.fullmatch(line)
         if match:
@@ -139,7 +139,7 @@ def _incidents(account: Account, now: float) -> Iterable[_Family]:
 
 
 def _kind(incident: Mapping[str, Any]) -> tuple[str, str]:
-    """Cause and outcome as label values: few different ones, whatever an exception says."""
+    """Return cause and outcome as label values, of low cardinality: all exceptions share one cause."""
     victims = incident.get("victims") or [{}]
     first = victims[0]
     cause = str(first.get("cause") or "")

@@ -1,4 +1,4 @@
-"""Styled lines to stdout: in colour through rich on a terminal, as plain text in the pipe's encoding elsewhere."""
+"""Print styled lines to stdout: in colour through rich on a terminal, as plain text in the pipe's encoding elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STYLES = {
 
 
 def output_width() -> int:
-    """Columns to lay out for: the terminal's, or COLUMNS, or enough that nothing is cut in a pipe."""
+    """Return the columns to lay out for: the terminal's; in a pipe COLUMNS, or 160."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     asked = os.environ.get("COLUMNS", "")
@@ -47,7 +47,7 @@ def print_lines(lines: Iterable[text.Line]) -> None:
     """Print to stdout.
 
     Raises:
-        BrokenPipeError
+        BrokenPipeError: The pipe's reader has gone.
     """
     if not sys.stdout.isatty():
         out = "".join(text.plain(line) + "\n" for line in lines)
@@ -62,7 +62,7 @@ def print_lines(lines: Iterable[text.Line]) -> None:
 
 
 def painted(*lines: text.Line) -> Text:
-    """Lines for rich."""
+    """Convert lines to a rich text."""
     from rich.text import Text
 
     done = Text(no_wrap=True, overflow="ellipsis", end="")

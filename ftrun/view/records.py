@@ -1,4 +1,4 @@
-"""What a line of the journal must look like, kind by kind: what all views of a run rely on once `journal.parse` has let it in."""
+"""Define the form of each kind of journal line; all views of a run rely on it once `journal.parse` has accepted a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES = {
 
 
 def _of(kind: type[Message]) -> Check:
-    """The fields of an event or an action, as its class declares them."""
+    """Return the check of an event or an action, from the fields that its class declares."""
     checks = {field.name: _TYPES[str(field.type)] for field in fields(kind)}  # type: ignore[arg-type]
     needed = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
     return record({name: checks[name] for name in needed}, checks)
@@ -34,7 +34,7 @@ _MESSAGES = {
 
 
 def _message(value: Any) -> bool:
-    """One that is read here, or of any other kind."""
+    """Is this a well-formed message, or one of a kind that no view reads?"""
     if not isinstance(value, dict) or not text(value.get("kind")):
         return False
     check = _MESSAGES.get(value["kind"])
@@ -45,7 +45,7 @@ def _world(publish: dict[str, Any]) -> bool:
     return all(0 <= rank < len(publish["workers"]) for rank in publish["replaced"])
 
 
-_PLACE = mapped(whole)  # on the mesh, by the names of its dimensions
+_PLACE = mapped(whole)  # mesh coordinates by the names of the dimensions
 _MESH = {"dims": mapped(whole), "ranks": mapped(_PLACE, digits)}
 _MOMENT = {"step": maybe(whole), "epoch": maybe(whole), "end": whole, "phase": text}
 VICTIM = record(
@@ -103,7 +103,7 @@ _ANY = record({}, {"t": number})
 
 
 def fits(line: Any) -> bool:
-    """Is this a line as this version writes it, or one that holds what is read of it?"""
+    """Is everything that the views read of this line well-formed? They ignore the rest."""
     if not _ANY(line) or not all(check(line) for key, check in _LINES.items() if key in line):
         return False
     noted = _NOTES.get(line.get("note", ""))

@@ -1,4 +1,4 @@
-"""What `ftrun status` shows: a picture (see snapshot) as styled lines. Words and layout only."""
+"""Lay out the screen of `ftrun status`: a picture (see snapshot) as styled lines. Words and layout only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ftrun.view.text import BAD, CHOSEN, CULPRIT, HEAD, PLAIN, QUIET, STRONG, WA
 WIDTH_LEAST = 40
 _PHASE_STYLE = {"forward": text.FORWARD, "backward": text.BACKWARD, "update": text.UPDATE, "gate": text.BARRIER}
 _CULPRIT = "the others wait for it"
-_NOTES = {  # of reasons that are not to be seen in another column
+_NOTES = {  # for reasons that no other column shows
     "no sign of life": "no sign of life",
     "not in step with most": "out of step",
     "not where most wait": "not where most wait",
@@ -25,7 +25,7 @@ _NOTES = {  # of reasons that are not to be seen in another column
 }
 _SLOW_BEAT = 2.0  # seconds
 _LONG_WAIT = 5.0
-_WIDE, _BAR = 130, 30  # columns from which on there are bars, and those of the longest one
+_WIDE, _BAR = 130, 30  # least screen width with bars; width of the longest bar
 
 _COLUMNS = (
     Column("rank", 99, right=True),
@@ -45,8 +45,10 @@ _COLUMNS = (
 
 
 def screen(picture: dict[str, Any], width: int, selected: int | None = None, chart: int = 0) -> list[Line]:
-    """All lines of the snapshot. `selected`: index into the incidents, marked for the keyboard. `chart`: lines that the
-    drawing of the step times may have, 0 = one of the header's."""
+    """Return all lines of the snapshot.
+
+    `selected`: index of the incident that the keyboard marks. `chart`: lines for the chart of step times, 0 = one line.
+    """
     width = max(width, WIDTH_LEAST)
     lines = [*header(picture, width, chart), *troubles(picture, width), [], *ranks(picture, width)]
     found = incidents(picture, width, selected)
@@ -57,7 +59,7 @@ def screen(picture: dict[str, Any], width: int, selected: int | None = None, cha
 
 
 def ranks(picture: dict[str, Any], width: int) -> list[Line]:
-    """The rank table, spares below, and what the ranks do that are not shown one by one."""
+    """Return the table of ranks, a count by activity of the folded ranks, and the spares."""
     on = {d.get("rank"): d for d in picture["devices"] if d.get("rank") is not None}
     held = [w for w in picture["workers"] if w["rank"] is not None]
     most = max((w["work"] or 0.0 for w in held), default=0.0)
@@ -92,7 +94,7 @@ def _rank_row(
 ) -> list[Span]:
     beat, phase = worker["beat_age"], worker["phase"]
     if unprotected and phase == "start" and "script" in worker["flags"]:
-        phase = "script"  # what it does there is not known
+        phase = "script"  # ftrun does not see inside an unprotected script
     stale = beat is not None and beat > _SLOW_BEAT
     waits, waited = "", worker["collective_age"] or 0.0
     if worker["collective"]:
@@ -125,7 +127,7 @@ def _rank_row(
 
 
 def _place(at: dict[str, int], wide: bool) -> str:
-    """On the mesh; the header has the names of its dimensions in the same order."""
+    """Return the mesh coordinates; the header names the dimensions in the same order."""
     return mesh.words(at) if wide else ",".join(map(str, at.values()))
 
 
@@ -137,7 +139,7 @@ def _device(worker: dict[str, Any]) -> str:
 
 
 def _work(seconds: float | None, most: float) -> str:
-    """With a bar beside those of the other ranks: the slowest one has the longest."""
+    """Return the duration with a bar relative to the slowest rank's."""
     if seconds is None:
         return ""
     return f"{text.duration(seconds):>7}" + (f" {'■' * max(1, round(seconds / most * _BAR))}" if most else "")
@@ -153,7 +155,7 @@ def _memory(worker: dict[str, Any], device: dict[str, Any] | None) -> str:
 
 
 def incidents(picture: dict[str, Any], width: int, selected: int | None = None) -> list[Line]:
-    """One or two lines each, newest first."""
+    """Return the incidents, newest first: a line for each and its outcome below."""
     found = picture["incidents"]
     if not found:
         return []
@@ -175,7 +177,7 @@ def incidents(picture: dict[str, Any], width: int, selected: int | None = None) 
 
 
 def outcome(incident: dict[str, Any]) -> str:
-    """212 ms: detect 0.1, ...; adopted in place; 1 step again."""
+    """Return the duration, sources and cost: "212 ms: detect 0.1, ...; rank 2 adopted in place, 0 B; 1 step again"."""
     ms = incident["ms"] or {}
     if incident["restart"]:
         again = f"; {count(incident['redone'], 'step')} again" if incident["redone"] else ""

@@ -1,6 +1,6 @@
-"""Styled lines of text and a table of them, laid out for a width. No colour codes here: a style is a name.
+"""Lay out styled lines and tables of text for a width. No colour codes here: a style is a name.
 
-The same lines are printed plain into a pipe and painted on a terminal.
+A pipe gets the lines plain, a terminal gets them painted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ftrun.core.text import printable
 
-# styles, by what they mean; the terminal view maps them to colours
+# styles, named by meaning; the terminal view maps them to colours
 PLAIN, STRONG, QUIET, GOOD, WARN, BAD, HEAD, CHOSEN = "", "strong", "quiet", "good", "warn", "bad", "head", "chosen"
 CULPRIT = "culprit"  # a rank that all others wait for
 FORWARD, BACKWARD, UPDATE, BARRIER, DONE, CONTROL = "forward", "backward", "update", "barrier", "done", "control"
@@ -28,12 +28,12 @@ _ASCII = str.maketrans(
 
 
 def plain(line: Line) -> str:
-    """Without styles, and without blanks at its end."""
+    """Return the line without styles and without trailing blanks."""
     return printable("".join(text for text, _ in line)).rstrip()
 
 
 def for_encoding(text: str, encoding: str | None) -> str:
-    """The text as far as `encoding` can say it."""
+    """Return the text itself if `encoding` can encode it, or an ASCII version."""
     try:
         text.encode(encoding or "ascii")
         return text
@@ -42,14 +42,14 @@ def for_encoding(text: str, encoding: str | None) -> str:
 
 
 def width_of(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Return the columns that a text takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def cut(line: Line, width: int) -> Line:
-    """At most `width` columns of a line; what is cut is shown by a dot at its end."""
+    """Cut a line to at most `width` columns; an ellipsis marks the cut."""
     room, kept = width, []
     for text, style in line:
         wide = width_of(text)
@@ -72,22 +72,22 @@ def _first(text: str, room: int) -> str:
     return text
 
 
-_LAST_LEAST = 16  # columns that the last of a table keeps at least
+_LAST_LEAST = 16  # least columns of a table's last column
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `keep` says how long it stays when there is no room (the lowest go first)."""
+    """One column of a table. `keep`: its priority when there is no room (the lowest go first)."""
 
     title: str
     keep: int
     right: bool = False
     most: int = 60
-    least: int = 0  # columns it takes also when nothing is in it, so that the table does not jump
+    least: int = 0  # width that it keeps even when empty, so that the table does not jump
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int) -> list[Line]:
-    """Header and rows. Columns without any content are left out, others when there is no room for them."""
+    """Return the header and the rows, without empty columns and without columns that do not fit."""
     used = [i for i, _ in enumerate(columns) if columns[i].least or any(row[i][0] for row in rows)]
     wide = {
         i: min(columns[i].most, max(columns[i].least, len(columns[i].title), *(width_of(row[i][0]) for row in rows)))
@@ -104,7 +104,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], width: int)
 
 
 def _needed(wide: Sequence[int]) -> int:
-    """Columns that a table takes; its last one may be cut."""
+    """Return the least width of a table, whose last column may be cut."""
     *rest, last = wide
     return sum(rest) + min(last, _LAST_LEAST) + 2 * len(rest)
 
@@ -126,7 +126,7 @@ def _joined(cells: Line) -> Line:
 
 
 def wrapped(sentence: str, width: int, style: str) -> list[Line]:
-    """A sentence on as many lines as it needs; what follows the first is set in."""
+    """Wrap a sentence into lines; all but the first are indented."""
     return [[(line, style)] for line in textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)]
 
 
@@ -134,14 +134,14 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def spark(values: Sequence[float], top: float) -> str:
-    """A character for each value, from 0 to `top`; higher ones are drawn as high as that."""
+    """Draw one character for each value, from 0 to `top`; higher values are clipped."""
     if top <= 0:
         return _BARS[0] * len(values)
     return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] for value in values)
 
 
 def chart(values: Sequence[float], top: float, rows: int) -> list[str]:
-    """A column for each value, drawn over `rows` lines, from 0 to `top`."""
+    """Draw one column for each value over `rows` lines, from 0 to `top`; higher values are clipped."""
     eighths = [round(min(1.0, value / top) * rows * 8) if top > 0 else 0 for value in values]
     lines = []
     for row in range(rows - 1, -1, -1):
@@ -151,13 +151,13 @@ def chart(values: Sequence[float], top: float, rows: int) -> list[str]:
 
 
 def bar(part: float, width: int) -> Line:
-    """A progress bar; `part` from 0 to 1."""
+    """Return a progress bar `width` columns wide; `part` is clamped to 0 to 1."""
     full = round(max(0.0, min(1.0, part)) * width)
     return [("█" * full, GOOD), ("░" * (width - full), QUIET)]
 
 
 def duration(seconds: float) -> str:
-    """For people: 950 ms, 12.3 s, 4:05, 1:02:03, 2 d 3 h."""
+    """Format seconds for people: 950 ms, 12.3 s, 4:05, 1:02:03, 2 d 3 h."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

@@ -1,1 +1,1 @@
-"""What `ftrun status` says of a run as a whole: how fast it steps, what it waits for, whether it is protected."""
+"""The parts of `ftrun status` about a run as a whole: its pace, its stalls, its protection."""

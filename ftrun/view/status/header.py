@@ -1,4 +1,4 @@
-"""The lines above the ranks in `ftrun status`: the run, its pace, and what is wrong with it. Words and layout only."""
+"""Lay out the lines above the ranks in `ftrun status`: the run, its pace, its troubles. Words and layout only."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _STATE_STYLE = {
     "healthy": GOOD,
     "ended": QUIET,
 }
-_LATE = 3.0  # typical steps without a gate that are shown as a step of their own
-_TALLEST = 2.0  # typical steps: a higher one would make all others flat
+_LATE = 3.0  # typical steps without a gate after which the current step gets its own bar
+_TALLEST = 2.0  # height of the chart in typical steps: a taller bar would flatten all others
 _LABEL = 10  # columns of the chart's scale
 BRIEF, CHART_LEAST, CHART_MOST = -1, 5, 12  # lines of the chart of step times, with its title
 
 
 def header(picture: dict[str, Any], width: int, chart: int = 0) -> list[Line]:
-    """Which run it is, how far it is, how fast. `chart`: lines for the drawing of the step times, fewer than CHART_LEAST = one,
-    BRIEF = none and nothing else that could be missed."""
+    """Return the lines on the run's identity, progress and pace.
+
+    `chart`: lines for the chart of step times; fewer than CHART_LEAST = one line; BRIEF = no chart and the essentials only.
+    """
     script = [] if chart == BRIEF else [_script(picture, width)]
     over = [] if chart == BRIEF else [*_mesh(picture), *_kept(picture)]
     lines = [*_flow(_identity(picture), width), *script, *_flow([*_progress(picture), *over], width)]
@@ -57,7 +59,7 @@ def _identity(picture: dict[str, Any]) -> list[Line]:
 
 
 def _script(picture: dict[str, Any], width: int) -> Line:
-    """What runs, and where its output is; of a long command line the end is cut, never the folder of the logs."""
+    """Return the command line and its log folder; the end of a long command line is cut, never the folder."""
     command = shlex.join(picture["argv"])
     logs = picture["log_dir"]
     if picture["cwd"] and logs.startswith(picture["cwd"] + os.sep):
@@ -92,7 +94,7 @@ def _mesh(picture: dict[str, Any]) -> list[Line]:
 
 
 def _kept(picture: dict[str, Any]) -> list[Line]:
-    """How many of the script's values; `ftrun explain RUN` names them."""
+    """Return the number of the script's values that are kept; `ftrun explain RUN` names them."""
     told, others = picture["kept"], len(picture["not_kept"])
     number = sum(len(value["names"]) for value in told["values"]) if told else 0
     if not number and not others:
@@ -101,7 +103,7 @@ def _kept(picture: dict[str, Any]) -> list[Line]:
 
 
 def _pace(picture: dict[str, Any], width: int, chart: int) -> list[Line]:
-    """A bar for each of the newest steps, and one that grows while the next one does not come."""
+    """Return a bar for each of the newest steps, and a growing bar for a late step."""
     times, age = picture["step_times"], picture["step_age"]
     if not times or age is None or not picture["protected"]:
         return []
@@ -121,7 +123,7 @@ def _pace(picture: dict[str, Any], width: int, chart: int) -> list[Line]:
 
 
 def _chart(times: list[float], late: float | None, typical: float, width: int, rows: int) -> list[Line]:
-    """The step times over several lines; `late`: how long the step that goes on has taken, when that is too long."""
+    """Draw the step times over several lines. `late`: seconds of the current step if it is late, else None."""
     top = max(min(max(times), 3 * typical), _TALLEST * typical)
     shown = text.chart(times[-(width - _LABEL - 2) :], top, rows)
     last = text.chart([] if late is None else [late], top, rows)
@@ -133,7 +135,7 @@ def _chart(times: list[float], late: float | None, typical: float, width: int, r
 
 
 def _flow(parts: list[Line], width: int) -> list[Line]:
-    """Parts beside each other, on as many lines as they need."""
+    """Lay parts out side by side, on as many lines as they need."""
     lines: list[Line] = [[]]
     room = width
     for part in parts:
@@ -149,11 +151,11 @@ def _flow(parts: list[Line], width: int) -> list[Line]:
     return [text.cut(line, width) for line in lines]
 
 
-# -- what is wrong -------------------------------------------------------------------------------------------------------
+# -- troubles ------------------------------------------------------------------------------------------------------------
 
 
 def troubles(picture: dict[str, Any], width: int) -> list[Line]:
-    """The incident that goes on, who holds everybody up, what is not protected."""
+    """Return the lines on the current incident, a stall, a stopped launcher and a missing protection."""
     lines = _current(picture, width)
     if picture["stall"] is not None:
         lines += text.wrapped(f"stalled {sentences.stall(picture['stall'])}", width, WARN)

@@ -1,4 +1,4 @@
-"""What `ftrun status` says in whole sentences: who holds the run up, and what a death would mean for a run that is not protected."""
+"""Write the whole sentences of `ftrun status`: on a stall, on a stopped launcher, on deaths in an unprotected run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EXCUSES = {
 
 
 def cause(victim: dict[str, Any]) -> str:
-    """SIGKILL → rank 2 in backward of step 60."""
+    """Return cause, rank and moment: "SIGKILL → rank 2 in backward of step 60"."""
     return f"{victim['cause']} → rank {victim['rank']} {Moment.told(victim).words()}".rstrip()
 
 
 def stall(found: dict[str, Any]) -> str:
-    """Who waits for whom, since when, and when something will be done about it."""
+    """Return a sentence on a stall: the waiting ranks, the culprits, the duration, and the time until ftrun acts."""
     since = f"for {text.duration(found['seconds'])}"
     left = found["acts_in"]
     soon = None if left is None else f"in {text.duration(left)}" if left > 0 else "any moment now"
@@ -48,7 +48,7 @@ def stall(found: dict[str, Any]) -> str:
 
 
 def unprotected(restarts_left: int, trained: bool) -> str:
-    """What happens at a death; `trained`: its optimizers step already, so nothing will change that."""
+    """Return a sentence on the effect of a death. `trained`: the optimizers step already, so protection comes too late."""
     so_far = "" if trained else " so far"
     death = "ends the run" if restarts_left <= 0 else f"restarts all workers ({count(restarts_left, 'restart')} left)"
     return f"not protected{so_far}: ftrun.protect() was not called, so a death {death}, and steps are not known here"

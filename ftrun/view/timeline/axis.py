@@ -1,4 +1,4 @@
-"""Where a time is drawn, on an axis whose sections have scales of their own."""
+"""Map times to positions on an axis whose sections have scales of their own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """`times[k]` is drawn at `places[k]`; straight between."""
+    """A piecewise linear map from `times[k]` to `places[k]`."""
 
     times: tuple[float, ...]
     places: tuple[float, ...]
 
     def at(self, time: float) -> float:
-        """The place of a time; times outside are drawn at the ends."""
+        """Return the place of a time, clamped to the ends of the axis."""
         for k in range(len(self.times) - 1):
             begin, end = self.times[k], self.times[k + 1]
             if time <= end or k == len(self.times) - 2:

@@ -1,4 +1,4 @@
-"""An incident as one HTML page that needs nothing else: the drawing with times under the pointer, the facts, the parts."""
+"""Render an incident as one self-contained HTML page: the drawing with times under the pointer, the facts, the parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ document.addEventListener("pointermove", (event) => {
 
 
 def document(story: Story) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title = escape(words.title(story))
     facts = "\n".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in words.once(story))
     return (

@@ -1,6 +1,6 @@
-"""One incident as lanes, bars and marks, from its journal line. Pure: no drawing, no clock, no files.
+"""Model one incident as lanes, bars and marks, from its journal line. Pure: no drawing, no clock, no files.
 
-Times are ms from the fault (negative: before it). Every bar is a measured one; what the journal does not hold is left out.
+Times are ms after the fault (negative: before it). Every bar was measured; the model leaves out events that the journal lacks.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from ftrun.core.shared import mesh
 from ftrun.core.shared.moment import AFTER_LOOP, CALL_AFTER, Moment
 from ftrun.view.timeline.transfer import Transfer, transfer
 
-# kinds of bars, in the words of the figures
+# kinds of bars, named as in the figures
 FORWARD, BACKWARD, SYNC, OPTIMIZER = "Forward", "Backward", "Gradient Synchronization", "Optimizer Step"
 STOP, CLEAN, RESET = "Stop", "Clean", "Reset"
 RESTORATION, ROLLBACK = "Restoration", "Rollback"
-RELOAD = "Reload weights"  # while bytes moved, from a replica or from the host to every rank (figure 004)
+RELOAD = "Reload weights"  # bytes move from a replica, or from the host to every rank (figure 004)
 TRAINING = (FORWARD, BACKWARD, SYNC, OPTIMIZER)
 REPAIR = (STOP, CLEAN, RESET, RESTORATION, RELOAD, ROLLBACK)
 HEALTHY, FAILED, SPARE, NEW = "healthy", "failed", "spare", "new worker"
-SQUARES = 10  # that stand for the parameters of a rank
-LANES_MOST = 8  # beyond, healthy lanes that look like the others are folded
-_SAME = 0.002  # seconds between a planned fault's firing and the beginning of the incident that it caused
+SQUARES = 10  # squares that stand for the parameters of a rank
+LANES_MOST = 8  # with more lanes than this, similar healthy lanes are folded
+_SAME = 0.002  # most seconds between an injected fault and the start of the incident it causes
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Something a worker did. `broken`: it did not come to its end. `again`: this step was begun before. `new`: in the
-    world that the repair made."""
+    """A span of one worker's activity, in ms after the fault.
+
+    `broken`: the activity was cut off. `again`: the step had begun once before. `new`: it ran in the repaired world.
+    """
 
     kind: str
     begin: float
@@ -43,8 +45,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """One process. `fails`: when it failed, None for one that did not. `updates`: when the parameters were being updated.
-    `place`: where it is on the script's mesh, in words, "" without one; `short`: the same without names."""
+    """The bars of one process.
+
+    `fails`: ms of its failure, None if it did not fail. `place`: its coordinates on the script's device mesh in words, ""
+    without a mesh; `short`: the coordinates without dimension names.
+    """
 
     label: str
     role: str
@@ -57,18 +62,22 @@ class Lane:
 
     @property
     def named(self) -> str:
-        """rank 3 (replicate 1, shard 1)."""
+        """Return the label with its mesh coordinates, such as "rank 3 (replicate 1, shard 1)"."""
         return f"{self.label} ({self.place})" if self.place else self.label
 
     def updates(self) -> list[Bar]:
+        """Return the bars of the optimizer steps."""
         return [bar for bar in self.bars if bar.kind == OPTIMIZER]
 
 
 @dataclass(frozen=True)
 class Story:
-    """An incident. `step` is the one in flight when it began, `resume` the one that all went on with, and `going_on` says what
-    that was where it was in no step; `last` is the last whose update counts. `barriers`: step and time at which its gradient
-    synchronization was complete on every rank."""
+    """One incident, ready to draw; times are ms after the fault.
+
+    `step`: the step in flight at the fault. `resume`: the step at which all ranks resumed; `going_on` names the moment if
+    they resumed outside a step. `last`: the last step whose update counts. `barriers`: for each step, the time at which every
+    rank had completed its gradient synchronization.
+    """
 
     run: str
     number: int
@@ -95,7 +104,7 @@ class Story:
     rollback: bool = False
     evidence: str = ""
     transfer: Transfer | None = None
-    mesh: str = ""  # its dimensions, "" without one
+    mesh: str = ""  # dimensions of the device mesh, "" without one
 
     @property
     def committed(self) -> bool:
@@ -104,17 +113,17 @@ class Story:
 
     @property
     def in_tail(self) -> bool:
-        """Did it come after the last loop, where nobody is stopped? Then there is nothing to draw."""
+        """Did the incident follow the last loop, where ftrun stops no rank? Then there is nothing to draw."""
         return self.going_on.phase == AFTER_LOOP and not any(bar.kind == STOP for lane in self.lanes for bar in lane.bars)
 
     @property
     def until(self) -> str:
-        """What every rank had done when the incident was over."""
+        """Return the words for each rank's progress at the end of the incident."""
         return "had done a new step" if self.going_on.in_step else f"was past {self.going_on.what()}"
 
     @property
     def moments(self) -> list[tuple[float, str]]:
-        """Times of the axis, with their names but for the last one."""
+        """Return the times of the axis and their labels, without the last one."""
         then, flight = self.going_on, self.step if self.step is not None else self.resume
         again = " again" if then.phase == CALL_AFTER or (self.redone and not self.committed) else ""
         named = f"step {self.resume}" if then.in_step else then.what()
@@ -123,13 +132,17 @@ class Story:
 
     @property
     def begins(self) -> float:
-        """Where a drawing starts: with the step in flight."""
+        """Return the time at which a drawing starts: the first bar before the fault."""
         starts = [bar.begin for lane in self.lanes for bar in lane.bars if bar.kind in TRAINING and bar.begin < 0]
         return min([*starts, -0.2 * max(self.done, 1.0)]) if not starts else min(starts)
 
 
 def story(account: Account, number: int, run: str = "") -> Story:
-    """Incident `number` (from 1). IndexError when there is none."""
+    """Build incident `number` (from 1) of a run.
+
+    Raises:
+        IndexError: The run has no such incident.
+    """
     if not 1 <= number <= len(account.incidents):
         raise IndexError(number)
     raw = account.incidents[number - 1]
@@ -176,7 +189,7 @@ def _in_flight(lanes: list[Lane]) -> int | None:
 
 
 def _sources(raw: dict[str, Any], victims: tuple[dict[str, Any], ...]) -> dict[int, dict[str, Any]]:
-    """Where the replaced ranks' states came from (a rank of an earlier incident is not told of again)."""
+    """Return the source of each failed rank's state; ranks that failed in earlier incidents are left out."""
     failed = {str(v["rank"]) for v in victims}
     return {int(rank): source for rank, source in raw.get("sources", {}).items() if rank in failed}
 
@@ -196,7 +209,7 @@ def _lanes(raw: dict[str, Any], detected: float) -> list[Lane]:
         rank = int(victim["rank"])
         alive_again = (rank, cell) in kept and not _was_replaced(kept, rank, cell)
         bars = _training(kept.get((rank, cell), ()), 0.0, raw)
-        if alive_again:  # it raised an exception and went on itself
+        if alive_again:  # the worker raised an exception and resumed by itself
             bars += _repair(ranks.get(rank, {}), detected, HEALTHY)
         lanes.append(Lane(f"rank {rank}", FAILED, rank, cell, tuple(bars), 0.0, *_place(victim.get("mesh"))))
         if alive_again:
@@ -224,7 +237,7 @@ def _was_replaced(kept: dict[tuple[int, int], Any], rank: int, cell: int) -> boo
 
 
 def _training(rows: Iterable[list[Any]], end: float, raw: dict[str, Any]) -> list[Bar]:
-    """The step in flight and the ones from `resume` on; earlier ones say nothing about the incident."""
+    """Return the bars of the step in flight (two steps at most) and of step `resume` in the repaired world."""
     generation, bars = int(raw.get("generation", 0)), []
     rows = list(rows)
     flight = [int(v["step"]) for v in raw.get("victims", ()) if v.get("step") is not None]
@@ -253,7 +266,7 @@ def _bars(row: list[Any], limit: float, again: bool, new: bool) -> list[Bar]:
 
 
 def _repair(times: dict[str, float], detected: float, role: str) -> list[Bar]:
-    """What a rank did between the failure and the step that all go on with."""
+    """Return the bars of a rank's repair, from detection until training resumes."""
     named = [(RESTORATION, "restore")] if role != HEALTHY else [(STOP, "stop"), (CLEAN, "clean"), (RESET, "reset")]
     if "moving" in times:
         named = [(kind, "moving" if kind == RESTORATION else key) for kind, key in named]
@@ -270,7 +283,7 @@ def _repair(times: dict[str, float], detected: float, role: str) -> list[Bar]:
 
 
 def _folded(lanes: list[Lane]) -> list[Lane]:
-    """At most LANES_MOST lanes: those that failed or came new, and of the healthy ones the first and the slowest."""
+    """Return at most LANES_MOST lanes: failed and new workers, and the first and the slowest healthy ranks."""
     if len(lanes) <= LANES_MOST:
         return lanes
     healthy = [lane for lane in lanes if lane.role == HEALTHY]
@@ -286,7 +299,7 @@ def _stopped(lane: Lane) -> float:
 
 
 def _barriers(lanes: list[Lane]) -> Iterable[tuple[int, float]]:
-    """A barrier opens for all at once, so the earliest rank that passed it shows when."""
+    """Return each step's barrier time. A barrier opens for all ranks at once, so the earliest rank past it gives the time."""
     passed: dict[tuple[int, bool], float] = {}
     for lane in lanes:
         for bar in lane.updates():
@@ -302,8 +315,10 @@ CONSISTENT, UPDATING = "Consistent Parameters", "Update Parameters"
 
 
 def bands(story: Story) -> list[tuple[str, float, float]]:
-    """Figures 000 and 001: when all ranks held the same parameters, and when those were being updated. From the step in
-    flight to the end, without gaps. An update that was torn lasts until the replacement has whole parameters."""
+    """Return the bands of figures 000 and 001 as (kind, begin, end), without gaps from the step in flight to the end.
+
+    A band tells whether all ranks hold the same parameters or update them. A torn update lasts until training resumes.
+    """
     updates = []
     for step, new in sorted(
         {(bar.step, bar.new) for lane in story.lanes for bar in lane.updates()}, key=lambda k: (k[1], k[0])
@@ -322,15 +337,18 @@ def bands(story: Story) -> list[tuple[str, float, float]]:
 
 
 def done_again(bar: Bar, story: Story) -> bool:
-    """Is this part of a step that was begun before, by whatever worker?"""
+    """Does the bar belong to a step that some worker had begun before?"""
     redone = bool(story.redone) and not story.committed
     return bar.kind in TRAINING and (bar.again or (redone and bar.new and bar.step == story.resume))
 
 
 @dataclass(frozen=True)
 class Held:
-    """The squares of figures 002 and 003: the share of a rank's parameters that is updated at a time, and from when until
-    when that can be said, since a barrier means that updates begin. `last`: its process failed then."""
+    """The squares of figures 002 and 003: the updated share of a rank's parameters at `time`.
+
+    The share holds from `since` to `until`, the barriers around `time`, because updates begin at a barrier. `last`: the
+    process failed at `time`.
+    """
 
     time: float
     share: float
@@ -339,7 +357,7 @@ class Held:
     last: bool
 
     def place(self, at: Callable[[float], float], size: float, gap: float) -> tuple[float, int]:
-        """Where the squares begin, and how many there is room for. `at` gives the place of a time, `size` is that of a square."""
+        """Return the position of the first square and how many fit. `at` maps a time to a position; `size` is one square's."""
         begin, whole = at(self.time), SQUARES * size
         if not self.last:
             return begin, max(1, min(SQUARES, int((at(self.until) - begin) / size)))
@@ -348,7 +366,7 @@ class Held:
 
 
 def held(lane: Lane, story: Story) -> list[Held]:
-    """As the step began, and at the failure or as training went on."""
+    """Return the squares at the start of the step (not for a new worker), and at the failure or as training resumes."""
     times = [] if lane.role in (SPARE, NEW) else [story.begins]
     times.append(0.0 if lane.role == FAILED else story.resumed)
     found, barriers = [], [at for _, at in story.barriers]
@@ -361,7 +379,7 @@ def held(lane: Lane, story: Story) -> list[Held]:
 
 
 def updated(lane: Lane, at: float, incident: Story) -> float:
-    """The part of the parameters in `lane` that hold step `incident.step`'s update at a time: 0, 1, or between."""
+    """Return the share (0 to 1) of the parameters in `lane` that hold the update of step `incident.step` at time `at`."""
     step = incident.step if incident.step is not None else incident.resume
     if lane.role in (SPARE, NEW):
         return 1.0 if incident.last >= step and not incident.rollback else 0.0
@@ -374,5 +392,5 @@ def updated(lane: Lane, at: float, incident: Story) -> float:
         whole = not bar.broken and at >= bar.end
         share = 1.0 if whole else max(share, min(0.9, (at - bar.begin) / max(bar.end - bar.begin, 1e-9)))
         if bar.broken and lane.fails is not None:
-            share = 0.5  # nobody knows how far it came
+            share = 0.5  # the journal does not hold the progress of a torn update
     return share

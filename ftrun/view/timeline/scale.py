@@ -1,7 +1,7 @@
-"""The time axis: three sections, each with a scale of its own (before the fault, the repair, the first new step).
+"""Scale the time axis in three sections, each with its own scale: before the fault, the repair, the first new step.
 
-A repair takes milliseconds and a step may take minutes; on one scale, one of them could not be seen. Every drawing
-says the real milliseconds at the borders.
+A repair takes milliseconds and a step may take minutes; on one scale, one of them would be invisible. Every drawing
+labels the borders with the real milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SHARES = (0.36, 0.32, 0.32)
 
 
 def scale(story: Story, width: float) -> Scale:
-    """For a drawing `width` wide. Sections: the step in flight, the repair, the step after it."""
+    """Return the scale of a drawing `width` wide. Its sections: the step in flight, the repair, the step after it."""
     before = min(story.begins, -1e-6)
     repaired = max(story.resumed, 1e-6)
     done = max(story.done, repaired + 1e-6)

@@ -1,4 +1,4 @@
-"""An incident as SVG, in the form and colours of the design's figures 000 to 003."""
+"""Draw an incident as SVG, in the form and colours of the design's figures 000 to 003."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _TOP, _LANE, _BAR = 216, 84, 30
 _BAND, _BAND_HEIGHT = 184, 18
 _SQUARE = 9
 _NAMED = 4  # failed ranks that fit into the line under the title
-_CHAR = 6.6  # px of a character, about, at 12 px
+_CHAR = 6.6  # approximate width of a character in px, at font size 12
 _PLACE = 22  # characters of a lane's place on the mesh
 
 
 def document(story: Story) -> str:
-    """A whole SVG file."""
+    """Return a whole SVG file."""
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{drawing(story)}\n'
 
 
 def drawing(story: Story, titled: bool = True) -> str:
-    """The <svg> element. `titled`: with what it is of; a page that says so already needs it once only."""
+    """Return the <svg> element. `titled`: draw the title too, which a page with its own title does not need."""
     to = scale(story, WIDTH)
     lanes = _TOP + _LANE * len(story.lanes) + 70
     bottom = lanes + (svg_transfer.height(story.transfer) if story.transfer else 0)
@@ -73,7 +73,7 @@ def _title(story: Story) -> Iterator[str]:
 
 
 def _legend(story: Story) -> Iterator[str]:
-    """What is in this drawing, a step's parts and the parameters first, then what the repair was made of."""
+    """Yield the legend: first the parameters and the parts of a step, then the parts of the repair."""
     drawn = {bar.kind for lane in story.lanes for bar in lane.bars}
     step = [(COLOURS[kind], _short(kind)) for kind in model.TRAINING if kind in drawn]
     squares = [(NOT_UPDATED, "Parameters not updated"), (UPDATED, "Parameters updated")]
@@ -119,7 +119,7 @@ def _lanes(story: Story, to: Scale) -> Iterator[str]:
 
 
 def _place(lane: Lane) -> str:
-    """On the mesh, as far as there is room; the bars say all of it."""
+    """Return the mesh coordinates, shortened to the room there is; the bars' tips hold them in full."""
     whole = lane.place if text.width_of(lane.place) <= _PLACE else f"mesh {lane.short}"
     return text.plain(text.cut([(whole, text.QUIET)], _PLACE))
 
@@ -155,7 +155,7 @@ def _bolt(x: float, y: float) -> Iterator[str]:
 
 
 def _parameters(story: Story, lane: Lane, y: float, to: Scale) -> Iterator[str]:
-    """Rows of squares: as the step began, as they turn light in the optimizer step, at the failure, as training went on."""
+    """Yield rows of squares: at the step's start, in the optimizer step, at the failure, at the resumption."""
     taken: list[tuple[float, float]] = []
     for held in model.held(lane, story):
         place, number = held.place(to.at, _SQUARE + 1, 14)
@@ -171,7 +171,7 @@ def _parameters(story: Story, lane: Lane, y: float, to: Scale) -> Iterator[str]:
 
 
 def _turning(bar: Bar, lane: Lane, y: float, to: Scale, taken: list[tuple[float, float]]) -> Iterator[str]:
-    """Squares below an optimizer step that are the lighter the further it is; where there is room for some."""
+    """Yield squares below an optimizer step that grow lighter with its progress, where there is room."""
     begin, end = LEFT + to.at(bar.begin), LEFT + to.at(bar.end)
     places = [begin + k * (_SQUARE + 1) for k in range(int((end - begin) // (_SQUARE + 1)))]
     free = [x for x in places if all(x + _SQUARE < a or x > b for a, b in taken)]
@@ -179,13 +179,13 @@ def _turning(bar: Bar, lane: Lane, y: float, to: Scale, taken: list[tuple[float,
         return
     tip = f"{lane.named}: parameters in the optimizer step of step {bar.step}: updated one after the other"
     yield f'<g class="parameters turning" data-tip="{escape(tip, quote=True)}"><title>{escape(tip)}</title>'
-    most = 0.5 if bar.broken else 1.0  # nobody knows how far a torn one came
+    most = 0.5 if bar.broken else 1.0  # the journal does not hold the progress of a torn update
     yield from (_square(x, y, most * (x + _SQUARE - begin) / max(end - begin, 1e-9)) for x in free)
     yield "</g>"
 
 
 def _square(x: float, y: float, share: float) -> str:
-    """One square, of which `share` is light."""
+    """Return a square whose lower part, `share` of it, is light."""
     light = round(_SQUARE * max(0.0, min(1.0, share)), 1)
     dark = f'<rect x="{x:.1f}" y="{y + 55}" width="{_SQUARE}" height="{_SQUARE}" fill="{NOT_UPDATED if light < _SQUARE else UPDATED}"/>'
     if not 0 < light < _SQUARE:
@@ -197,7 +197,7 @@ def _known(share: float) -> str:
     return "updated" if share == 1.0 else "not updated" if share == 0.0 else "in the middle of being updated"
 
 
-# -- what is drawn across the lanes ----------------------------------------------------------------------------------------
+# -- across the lanes ------------------------------------------------------------------------------------------------------
 
 
 def _bands(story: Story, to: Scale) -> Iterator[str]:
@@ -228,14 +228,14 @@ def _moments(story: Story) -> list[tuple[float, str]]:
 
 
 def _marks(story: Story, to: Scale) -> Iterator[str]:
-    """Dashed lines at the moments of the axis, behind everything."""
+    """Yield dashed lines at the moments of the axis, behind everything."""
     for moment, _ in _moments(story):
         x = LEFT + to.at(moment)
         yield line(x, _TOP, x, _y(len(story.lanes)) + 17, "faint", stroke_dasharray="3 4")
 
 
 def _axis(story: Story, to: Scale) -> Iterator[str]:
-    """The time, broken where its scale changes."""
+    """Yield the time axis, with a break at each change of scale."""
     y = _y(len(story.lanes)) + 12
     yield line(LEFT, y, LEFT + WIDTH, y)
     marks = _moments(story)

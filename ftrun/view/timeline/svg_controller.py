@@ -1,4 +1,4 @@
-"""The controller of figures 002 and 003 as SVG: what it hears, and its orders, on ways that cross no bar and no word."""
+"""Draw the controller of figures 002 and 003 as SVG: its reports and orders follow paths that cross no bar and no text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ftrun.view.timeline.model import Lane, Story
 from ftrun.view.timeline.svg_parts import FAILURE, LEFT, words_at
 
 _Y, _WIDE, _HIGH = 126, 58, 18  # the oval
-_HEARD, _ORDERS = LEFT - 20, LEFT - 9  # px: the ways up and down, between the lanes' names and their bars
-_ABOVE = 10  # px from the top of a lane to the way above its bars
+_HEARD, _ORDERS = LEFT - 20, LEFT - 9  # px: the paths up and down, between the lanes' names and their bars
+_ABOVE = 10  # px from the top of a lane to the path above its bars
 
 
 def drawing(story: Story, to: Scale, rows: Sequence[float]) -> Iterator[str]:
-    """`rows`: the top of each lane."""
+    """Yield the controller with its arrows. `rows`: the top of each lane, px."""
     middle = LEFT + (to.at(story.detected) + to.at(story.resumed)) / 2
     tip = f"Controller: noticed after {story.detected:.2f} ms, all went on after {story.resumed:.2f} ms"
     ordered = [(at, lane, target) for at, lane in enumerate(story.lanes) if (target := _target(lane)) is not None]
@@ -43,7 +43,7 @@ def _order(lane: Lane) -> str:
 
 
 def _target(lane: Lane) -> float | None:
-    """When a lane begins to do what the controller ordered."""
+    """Return the time at which a lane begins to follow the controller's order, None if it got none."""
     kinds = (model.RESTORATION, model.ROLLBACK) if lane.role in (model.SPARE, model.NEW) else (model.STOP, model.CLEAN, model.RESET)
     return min((bar.begin for bar in lane.bars if bar.kind in kinds), default=None)
 

@@ -1,4 +1,4 @@
-"""What the parts of an SVG drawing are made of, and its colours by day and by night."""
+"""Provide the elements of an SVG drawing, and its colours in light and dark mode."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ COLOURS = {
     transfer.DST: "#FFF3C4",
 }
 NOT_UPDATED, UPDATED, FAILURE = "#2E8B57", "#90EE90", "#FF0000"
-DARK_BARS = (model.BACKWARD, model.STOP, model.RESTORATION, model.RELOAD)  # with white words on them
+DARK_BARS = (model.BACKWARD, model.STOP, model.RESTORATION, model.RELOAD)  # bars with white text
 
-# presentation attributes are for programs that know no style sheets; these are for the rest
+# browsers read this style sheet; programs without style sheets read the presentation attributes
 STYLE = """<style>
 .paper { fill: #ffffff } text { fill: #1b1f24 } .quiet { fill: #57606a } .alarm { fill: #d1242f }
 .line { stroke: #57606a } .faint { stroke: #a8b0b8 } .chip { fill: #fde3e3 } .bubble { fill: #fff1f1 } .edge { stroke: #777777 }
@@ -49,14 +49,14 @@ _PLAIN = {"quiet": "#57606a", "alarm": "#d1242f", "on-dark": "#ffffff"}
 
 
 def words_at(x: float, y: float, said: str, look: str = "", **more: object) -> str:
-    """A line of text. `look`: "", quiet, alarm, on (a bar), on-dark."""
+    """Return a line of text. `look`: "", quiet, alarm, on (a bar), on-dark."""
     kind = f' class="{look}" fill="{_PLAIN.get(look, "#1b1f24")}"' if look else ""
     kind += "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
     return f'<text x="{x:.1f}" y="{y:.1f}"{kind}>{escape(said)}</text>'
 
 
 def rect(x: float, y: float, width: float, height: float, fill: str, tip: str, kind: str) -> str:
-    """A rectangle that says `tip` when pointed at."""
+    """Return a rectangle that shows `tip` under the pointer."""
     return (
         f'<rect class="bar" data-kind="{escape(kind)}" data-tip="{escape(tip, quote=True)}" x="{x:.1f}" y="{y:.1f}" '
         f'width="{max(width, 1.0):.1f}" height="{height}" fill="{fill}"><title>{escape(tip)}</title></rect>'
@@ -64,17 +64,17 @@ def rect(x: float, y: float, width: float, height: float, fill: str, tip: str, k
 
 
 def swatch(x: float, y: float, fill: str, said: str, width: float = 12) -> str:
-    """An entry of a legend."""
+    """Return a legend entry."""
     return f'<rect class="edge" x="{x}" y="{y}" width="{width}" height="12" fill="{fill}"/>' + words_at(x + width + 6, y + 10, said)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, look: str = "line", **more: object) -> str:
-    """A straight line. `look`: line, faint."""
+    """Return a straight line. `look`: line, faint."""
     rest = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in more.items())
     return f'<line class="{look}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#777777"{rest}/>'
 
 
 def break_at(x: float, y: float) -> str:
-    """The mark of a place at which an axis goes on with another scale."""
+    """Return the mark of a change of scale on an axis."""
     hole = f'<rect class="paper" x="{x - 3.5:.1f}" y="{y - 2}" width="7" height="4" fill="#ffffff"/>'
     return hole + line(x - 6.5, y + 6, x - 0.5, y - 6) + line(x + 0.5, y + 6, x + 6.5, y - 6)

@@ -1,4 +1,4 @@
-"""How the bytes moved, as SVG in the form and colours of the design's figure 004."""
+"""Draw a transfer of bytes as SVG, in the form and colours of the design's figure 004."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _WHERE = {True: "sends", False: "takes"}
 
 
 def height(what: Transfer) -> float:
-    """Of the drawing, px."""
+    """Return the drawing's height, px."""
     return _TOP + _ROW * (len(what.rows) + len(what.buffers())) + 40.0
 
 
 def drawing(what: Transfer, y: float) -> Iterator[str]:
-    """The rows, from `y` down; their time axis is their own."""
+    """Yield the rows from `y` downwards, with a time axis of their own."""
     yield '<g class="transfer" stroke-width="0.6">'
     yield words_at(16, y + 16, f"How the bytes moved, in {milliseconds(what.end - what.begin)} ms", font_weight="bold")
     for at, kind in enumerate(what.kinds()):
@@ -39,7 +39,7 @@ def drawing(what: Transfer, y: float) -> Iterator[str]:
             yield from _piece(to, row.rank, piece, top, "")
         top += _ROW
     yield line(LEFT, top + 2, LEFT + WIDTH, top + 2)
-    free = LEFT + 70.0  # up to where the axis has its words
+    free = LEFT + 70.0  # end of the axis labels so far
     for begin, end in what.idle():
         x, said = LEFT + (to.at(begin) + to.at(end)) / 2, f"{milliseconds(end - begin)} ms"
         yield f'<g class="break"><title>nothing moved for {said}</title>{break_at(x, top + 2)}</g>'

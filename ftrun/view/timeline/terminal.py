@@ -1,4 +1,4 @@
-"""An incident as text: the facts in words, the lanes as rows of characters, and where the milliseconds went."""
+"""Draw an incident as text: the facts in words, the lanes as rows of characters, and the milliseconds of each part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ftrun.view.timeline.model import Bar, Lane, Story
 from ftrun.view.timeline.scale import scale
 from ftrun.view.timeline.transfer import Transfer, TransferPiece
 
-_LABEL = 17  # columns of the lanes' names, at least
+_LABEL = 17  # least columns for the lanes' names
 _LABEL_PART, _AROUND = 3, 3  # a place on the mesh may take a third of the width, with three blanks around it
 _LEAST, _MOST = 60, 200
 _LOOK = {  # kind: character without a label, style, the label
@@ -34,7 +34,7 @@ _TURNING = "□◧■"  # squares in an optimizer step
 
 
 def drawing(story: Story, width: int) -> list[Line]:
-    """Everything about one incident, in at most `width` columns."""
+    """Return the whole report on one incident, at most `width` columns wide (clamped to 60 to 200)."""
     width = max(_LEAST, min(_MOST, width))
     lines: list[Line] = [[(words.title(story), HEAD)], []]
     before = ""
@@ -68,7 +68,7 @@ def _wrapped(shown: str, sentence: str, width: int, label: str) -> list[Line]:
 
 
 def lanes(story: Story, width: int) -> list[Line]:
-    """One row a process; above them the controller, below the axis."""
+    """Return two rows for each process, with the controller, barriers and bands above and the axis below."""
     named = _columns(story, width)
     room = width - named
     to = scale(story, room - 1)
@@ -82,19 +82,19 @@ def lanes(story: Story, width: int) -> list[Line]:
 
 
 def _columns(story: Story, width: int) -> int:
-    """Columns that the lanes' names take."""
+    """Return the columns that the lanes' names take."""
     whole = max((text.width_of(lane.place) for lane in story.lanes), default=0) + _AROUND
     short = max((text.width_of(_short(lane)) for lane in story.lanes), default=0) + _AROUND
     return max(_LABEL, whole if whole <= width // _LABEL_PART else min(short, width // _LABEL_PART))
 
 
 def _beside(lines: list[Line], named: int) -> list[Line]:
-    """The same lines with labels of `named` columns."""
+    """Return the lines with labels widened to `named` columns."""
     return [[_label(label, style, named), *row] for (label, style), *row in lines]
 
 
 def _below(lane: Lane, named: int) -> str:
-    """What stands below a lane's name."""
+    """Return the text below a lane's name: its mesh coordinates, if the script has a mesh."""
     if not lane.place:
         return "  parameters"
     return f"  {lane.place if text.width_of(lane.place) + _AROUND <= named else _short(lane)}"
@@ -115,7 +115,7 @@ def _put(row: list[tuple[str, str]], at: int, words_: str, style: str) -> None:
 
 
 def _line(label: str, style: str, row: list[tuple[str, str]], named: int = _LABEL) -> Line:
-    """A label in `named` columns, and a row beside it."""
+    """Return a line of a label in `named` columns and a row beside it."""
     line: Line = [_label(label, style, named)]
     for char, look in row:
         if line[-1][1] == look and len(line) > 1:
@@ -199,7 +199,7 @@ def _bar(row: list[tuple[str, str]], bar: Bar, to: Scale, again: bool) -> None:
 
 
 def _parameters(story: Story, lane: Lane, to: Scale, row: list[tuple[str, str]]) -> None:
-    """The squares of figures 002 and 003: as the step began, in the optimizer step, at the failure, as training went on."""
+    """Draw the squares of figures 002 and 003: at the step's start, in the optimizer step, at the failure, at the resumption."""
     for bar in lane.updates():
         begin, end = round(to.at(bar.begin)), round(to.at(bar.end))
         for at in range(begin, end):
@@ -229,7 +229,7 @@ def _axis(story: Story, to: Scale, room: int) -> list[Line]:
 
 
 def _legend(story: Story, width: int) -> list[Line]:
-    """What is in this drawing, on as many lines as it needs."""
+    """Return a legend of the kinds of bars in this drawing, on as many lines as it needs."""
     drawn = {bar.kind for lane in story.lanes for bar in lane.bars}
     entries: list[Line] = []
     for kind in (*model.TRAINING, *model.REPAIR):
@@ -248,7 +248,7 @@ def _legend(story: Story, width: int) -> list[Line]:
 
 # -- the transfer --------------------------------------------------------------------------------------------------------
 
-_GAP = 4  # columns of a time in which nothing moved
+_GAP = 4  # columns of an interval in which nothing moves
 _STAGES = {
     transfer.H2D: ("░", PLAIN),
     transfer.SRC: ("▒", WARN),
@@ -264,7 +264,7 @@ _DOES = {
 
 
 def moved(what: Transfer, width: int) -> list[Line]:
-    """Figure 004: a row for each thread that moved bytes, on one scale from the first byte to the last."""
+    """Draw figure 004: a row for each thread that moved bytes, on one scale from the first byte to the last."""
     room, length = width - _LABEL, max(what.end - what.begin, 1e-9)
     lines: list[Line] = [[(f"how the bytes moved, in {milliseconds(length)} ms", HEAD)]]
     to = what.scale(room - 1, _GAP)
@@ -313,7 +313,7 @@ _NAMES = {
 
 
 def where(story: Story, width: int) -> list[Line]:
-    """A row for each part, as long as its share."""
+    """Draw a row for each part of the incident, as long as its share of the time."""
     lines: list[Line] = [[(f"where the {story.done:.0f} ms went", HEAD)]]
     room = max(8, width - 60)
     for name, value in story.parts.items():

@@ -1,6 +1,6 @@
-"""The whole run as a Chrome trace (chrome://tracing, ui.perfetto.dev): one track for the controller, one for each worker.
+"""Write the whole run as a Chrome trace (chrome://tracing, ui.perfetto.dev): a track for the controller and for each rank.
 
-Made from the journal alone, line by line. Times are microseconds from the journal's first line.
+The journal is the only source. Times are microseconds after its first line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLOURS = {
 
 
 def document(lines: Iterable[dict[str, Any]], run: str) -> str:
-    """The trace of a journal's `lines`, as JSON text."""
+    """Return the trace of a journal's `lines` as JSON text."""
     maker = _Maker()
     for line in lines:
         maker.add(line)
@@ -49,10 +49,10 @@ class _Maker:
         self._phase = ""
         self._phase_since = 0.0
         self._holders: dict[int, int] = {}
-        self._ranks: dict[int, int] = {}  # cell -> the rank it ever held
+        self._ranks: dict[int, int] = {}  # cell -> the last rank it held
         self._stage: dict[int, tuple[str, float]] = {}
         self._named: set[tuple[int, int | None]] = set()
-        self._places: dict[str, dict[str, int]] = {}  # rank -> where it is on the script's mesh
+        self._places: dict[str, dict[str, int]] = {}  # rank -> its coordinates on the script's mesh
 
     def add(self, line: dict[str, Any]) -> None:
         if "t" not in line:
@@ -69,7 +69,7 @@ class _Maker:
             self._note(line)
 
     def finish(self) -> None:
-        """The last phase ends, and tracks of ranks get the name that says where on the mesh they are."""
+        """End the last phase, and add the mesh coordinates to the names of the ranks' tracks."""
         self._phase_ends("")
         for event in self.events:
             if event["name"] == "process_name" and event["pid"] >= _RANKS:
@@ -79,7 +79,7 @@ class _Maker:
     def _us(self, seconds: float) -> float:
         return round((seconds - (self._zero or 0.0)) * 1e6, 3)
 
-    # -- what a line adds --------------------------------------------------------------------------------------------
+    # -- lines -------------------------------------------------------------------------------------------------------
 
     def _event(self, event: dict[str, Any]) -> None:
         kind = event["kind"]
@@ -111,7 +111,7 @@ class _Maker:
         self._phase, self._phase_since = next_phase, self._now
 
     def _reached(self, worker: int, stage: str) -> None:
-        """A stage was reached: what lies between it and the one before is drawn."""
+        """Add a slice from the worker's previous stage to this one."""
         before = self._stage.get(worker)
         self._stage[worker] = (stage, self._now)
         if before is not None and stage != "stopped":
@@ -167,7 +167,7 @@ class _Maker:
                 {"name": name, "ph": "i", "s": "g", "ts": at, "pid": _CONTROLLER, "tid": 1, "args": fired}
             )
 
-    # -- the trace's own words ---------------------------------------------------------------------------------------
+    # -- trace events ------------------------------------------------------------------------------------------------
 
     def _track(self, worker: int) -> int:
         rank = self._ranks.get(worker)

@@ -1,6 +1,6 @@
-"""How the bytes of a state moved in one incident, as figure 004 shows it. Pure: no drawing, no clock, no files.
+"""Model how the bytes of a state moved in one incident (figure 004). Pure: no drawing, no clock, no files.
 
-Times are ms from the fault. Every bar is a measured one: a worker notes when it did what with each chunk.
+Times are ms after the fault. Every bar was measured: a worker notes the times of each stage of each chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ftrun.core.shared import notes
 from ftrun.view.timeline.axis import Scale
 
-# kinds of bars, in the words of the figure
+# kinds of bars, named as in the figure
 H2D, SRC, DST, RELOAD = "H2D", "Broadcast (src)", "Broadcast (dst)", "Reload weights"
 KINDS = {notes.H2D: H2D, notes.BROADCAST_SRC: SRC, notes.BROADCAST_DST: DST, notes.RELOAD: RELOAD}
 RANKS_MOST = 8  # ranks that are drawn
@@ -21,7 +21,7 @@ _SENDING = (H2D, SRC)
 
 @dataclass(frozen=True)
 class TransferPiece:
-    """One chunk in one stage. `source`: the rank whose bytes they were."""
+    """One chunk in one stage. `source`: the rank that the bytes came from."""
 
     kind: str
     source: int
@@ -31,7 +31,7 @@ class TransferPiece:
 
 @dataclass(frozen=True)
 class TransferRow:
-    """One thread of a rank: what it `sends` (from the host into its buffers), or what it takes into its weights."""
+    """The pieces of one thread of a rank: it `sends` (from the host into its buffers), or takes bytes into its weights."""
 
     rank: int
     sends: bool
@@ -40,7 +40,7 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """All that moved. `ranks`: how many took part; of some only, there are rows. `begin`, `end`: of the first and last piece."""
+    """All pieces of one transfer. `ranks`: the number of ranks in it, of which only the first have rows."""
 
     rows: tuple[TransferRow, ...]
     ranks: int
@@ -48,7 +48,7 @@ class Transfer:
     end: float
 
     def idle(self) -> list[tuple[float, float]]:
-        """Times in which nothing moved for longer than a quarter of all the time in which something did."""
+        """Return the intervals without a move that exceed a quarter of the total time of the moves."""
         gaps, until, busy = [], self.begin, 0.0
         for piece in sorted((p for row in self.rows for p in row.pieces), key=lambda p: p.begin):
             if piece.begin > until:
@@ -58,7 +58,7 @@ class Transfer:
         return [(begin, end) for begin, end in gaps if end - begin > 0.25 * busy]
 
     def scale(self, width: float, gap: float) -> Scale:
-        """The place of each time on an axis `width` wide, on which times without any move are only `gap` wide."""
+        """Return the scale of an axis `width` wide, which cuts each idle interval to at most `gap`."""
         idle = self.idle()
         gap = min(gap, width / (4 * len(idle))) if idle else 0.0
         busy = max(self.end - self.begin - sum(end - begin for begin, end in idle), 1e-9)
@@ -71,9 +71,9 @@ class Transfer:
         return Scale((*times, max(self.end, times[-1])), (*places, places[-1] + (self.end - times[-1]) * per_ms))
 
     def buffers(self) -> list[tuple[str, list[tuple[int, TransferPiece]]]]:
-        """The figure's lanes of buffers: when any rank filled its H2D buffer, and when bytes went into or out of an IPC buffer.
+        """Return the figure's buffer lanes: each write to an H2D buffer, and each move into or out of an IPC buffer.
 
-        Each piece with the rank that did it. What lay in a buffer meanwhile was not noted, and is not drawn.
+        Each piece comes with its rank. The journal does not hold a buffer's content between moves, so no lane draws it.
         """
         every = sorted(((row.rank, piece) for row in self.rows for piece in row.pieces), key=lambda p: p[1].begin)
         lanes = (("H2D buffer", (H2D,)), ("IPC buffer", (DST, SRC)))  # the later ones are drawn over the others
@@ -81,13 +81,13 @@ class Transfer:
         return [(name, pieces) for name, pieces in found if pieces]
 
     def kinds(self) -> list[str]:
-        """Those that there are, in the figure's order."""
+        """Return the kinds of pieces in the rows, in the figure's order."""
         found = {piece.kind for row in self.rows for piece in row.pieces}
         return [kind for kind in KINDS.values() if kind in found]
 
 
 def transfer(raw: Mapping[str, Any]) -> Transfer | None:
-    """What an incident's journal line holds of it; None when nothing moved, or nobody noted it."""
+    """Read the transfer from an incident's journal line; None if no worker noted a move."""
     noted = [entry for entry in raw.get("moves") or () if entry["moves"]]
     if not noted:
         return None

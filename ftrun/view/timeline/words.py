@@ -1,4 +1,4 @@
-"""An incident in plain words, for somebody who never saw ftrun: who failed, when, why, what was done, what it cost."""
+"""Describe an incident in plain words for a reader new to ftrun: failed ranks, time, cause, repair, cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CAUSES = {
     "drain": "a person asked for it to be moved",
     "gave-way": "it ended itself, since only a replacement could go on from there",
 }
-_MOST = 8  # ranks that are named one by one
+_MOST = 8  # ranks that a sentence names one by one
 _SOURCES = {
     "adopt": "its weights and optimizer state had outlived it in shared memory and were adopted in place",
     "peer": "its weights and optimizer state were copied from another rank",
@@ -47,7 +47,7 @@ def title(story: Story) -> str:
 
 
 def facts(story: Story) -> list[tuple[str, str]]:
-    """Label and sentence, in the order in which a person asks."""
+    """Return (label, sentence) pairs, in the order in which a person asks."""
     rows = [("what failed", what(v)) for v in story.victims[:_MOST]]
     if len(story.victims) > _MOST:
         rows.append(("what failed", f"and {count(len(story.victims) - _MOST, 'more rank')}"))
@@ -74,7 +74,7 @@ def facts(story: Story) -> list[tuple[str, str]]:
 
 
 def once(story: Story) -> list[tuple[str, str]]:
-    """`facts`, each label only before the first of its sentences."""
+    """Return `facts` with each label only at the first of its sentences."""
     rows = facts(story)
     return [(label if not at or rows[at - 1][0] != label else "", said) for at, (label, said) in enumerate(rows)]
 
@@ -85,13 +85,13 @@ def _different(story: Story) -> list[dict[str, object]]:
 
 
 def what(victim: dict[str, Any]) -> str:
-    """rank 2 (replicate 1, shard 0), in the backward pass of step 60."""
+    """Name a failed rank and its moment: "rank 2 (replicate 1, shard 0), in the backward pass of step 60"."""
     where = Moment.told(victim).words(long=True)
     return mesh.of_rank(victim["rank"], victim.get("mesh")) + (f", {where}" if where else "")
 
 
 def why(victim: dict[str, object]) -> str:
-    """The cause in a sentence, with the word that the journal uses."""
+    """Return the cause as a sentence; an unknown cause keeps the journal's word."""
     cause, fault = str(victim["cause"]), str(victim.get("fault", ""))
     if cause in _CAUSES or fault in _CAUSES:
         return _CAUSES.get(cause) or _CAUSES[fault]
@@ -126,7 +126,7 @@ def done(story: Story) -> str:
 
 
 def _states(story: Story) -> list[str]:
-    """Where the replaced ranks' states came from; ranks with the same source are told of together."""
+    """Return a sentence for each source of state, with all ranks that were restored from it."""
     found: dict[str, list[int]] = {}
     for rank, source in sorted(story.sources.items()):
         found.setdefault(str(source["name"]), []).append(rank)
@@ -146,7 +146,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def cost(story: Story) -> list[str]:
-    """Time, work done again, work lost."""
+    """Return the sentences on time, repeated work and lost work."""
     if story.restart:
         thrown = [f"{count(story.redone, 'step')} done again"] if story.redone else []
         return [f"{story.done / 1000:.2f} s until all workers ran again", *thrown]
