@@ -1,6 +1,6 @@
-"""The agent's side of a rendezvous: what the other nodes do becomes events, what happens here is told to them.
+"""Connects an agent with the other nodes: turns their news into events of the machine, and reports to them what happens here.
 
-Everything here runs in the agent's loop; the waiting is done by the session's thread.
+Everything here runs in the agent's loop; the session's thread does the waiting.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class StoreHost(Protocol):
     """Runs this node's store, and publishes worlds."""
 
     def serve_world(self, addr: str) -> None:
-        """Start a store that listens on `addr`; its address goes to `store_up`."""
+        """Start a store that listens on `addr`; the host passes its address to `store_up`."""
 
     def meet(self, store: tuple[str, int]) -> None:
-        """A world is complete; its workers meet at `store`."""
+        """Let the workers of a complete world meet at `store`."""
 
 
 class SoleNode:
-    """Stands for the other nodes of a run that has none, in place of `Peers`. `stamp`: no other run has the same."""
+    """Replaces `Peers` in a run on one node. `stamp`: no other run has the same."""
 
     place: NodePlace | None = None
 
@@ -73,9 +73,9 @@ class SoleNode:
 
 
 class Peers:
-    """The other agents. `place`: where this node stands in the present world; `stamp`: no other world of any run has the same."""
+    """Speaks for the other agents. `place`: this node's place in the present world; `stamp`: no other world of any run has the same."""
 
-    store_port = 0  # where a store is to listen: anywhere
+    store_port = 0  # a store of ours listens on any free port
 
     def __init__(self, context: LaunchContext, meeting: Rendezvous) -> None:
         self.run_id = meeting.run_id
@@ -99,26 +99,26 @@ class Peers:
         self._session.start()
 
     def close(self) -> None:
-        """Leave the others; after every worker of ours ended."""
+        """Leave the other agents, after every worker of ours has ended."""
         self._session.close()
         self._loop.forget(self._bell)
 
     def global_rank(self, local: int) -> int:
-        """The machine counts this node's ranks from 0; everybody else counts those of the world."""
+        """Return the rank in the world of a rank that the machine counts from 0 on each node."""
         return self.place.first_rank + local
 
     def attempt(self, own: int) -> int:
-        """The machine counts this node's worlds, everybody else the restarts that the run has spent."""
+        """Return the restarts that the run has spent; `own` are those that this node's machine counted."""
         return self.place.restarts
 
     def same_port(self, port: int) -> int:
-        """The port of the next store, after one on `port` died: the nodes meet anew, and learn it."""
+        """Return the port of the next store, after one on `port` died: any, since the nodes meet anew and learn it."""
         return self.store_port
 
     # -- to the others -----------------------------------------------------------------------------------------------
 
     def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
-        """The machine answered `event` with `actions`, which are about to be carried out."""
+        """Note for the other nodes what the machine's answer `actions` to `event` means, before the agent carries it out."""
         for action in actions:
             if isinstance(action, ev.Say) and action.what == "world_stopped" and action.rank is not None:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
@@ -132,7 +132,7 @@ class Peers:
             self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
 
     def next_round(self) -> None:
-        """Our workers are down: meet the others anew."""
+        """Meet the other agents anew, after every worker of ours has ended."""
         failure, self._failure = self._failure, None
         self._session.next_round(failure)
 

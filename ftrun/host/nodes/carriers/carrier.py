@@ -1,7 +1,7 @@
-"""Carriers of a rendezvous's records: a few small JSON objects by name, seen by every node.
+"""Defines the carriers of a rendezvous's records: a few small JSON objects by name, which every node sees.
 
-A record has one writer, who replaces it whole; what several may want to write is created once and never changed. No
-carrier compares clocks of machines: whoever wants to know whether a peer lives watches its record change.
+A record has one writer, which replaces it whole. A record that several agents may want to write is created once and never
+changed. No carrier compares clocks of machines: an agent that asks whether a peer lives watches the peer's record change.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ OVER = "over"  # the record that ends a run for everyone
 
 
 class CarrierLost(FtrunError):
-    """The records cannot be reached any more; the message says where they were and what to look at."""
+    """The records are out of reach for good; the message says where they were and what to check."""
 
 
 class Carrier(Protocol):
-    """Names are letters, digits, '.', '_' and '-'. Errors of every method: CarrierLost for good, OSError for now."""
+    """A place for records. Names consist of letters, digits, '.', '_' and '-'.
+
+    Raises:
+        CarrierLost: By every method, if the records are out of reach for good.
+        OSError: By every method, if they are for now.
+    """
 
     def view(self) -> Mapping[str, Record]:
-        """All records as they are now; those of a peer whose connection closed have "gone": True."""
+        """Return all records as they are now; those of a peer whose connection closed have "gone": True."""
 
     def put(self, name: str, record: Record) -> None:
-        """Write or replace a record whole; for its one writer."""
+        """Write or replace a record whole. Only its one writer calls this."""
 
     def create(self, name: str, record: Record) -> bool:
-        """Write a record that is not there yet; False (and nothing done) when somebody did so before."""
+        """Write a record that does not exist yet. Return False, and do nothing, if it exists."""
 
     def close(self) -> None:
-        """Leave. A carrier that others depend on waits a little for them."""
+        """Leave. A carrier that serves other agents waits some seconds until they have left."""

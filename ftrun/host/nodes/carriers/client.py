@@ -1,6 +1,6 @@
-"""Records over TCP, the agents' side, and the choice of the agent that serves them.
+"""Keeps records with a server over TCP, and chooses the agent that serves.
 
-The agent for which the endpoint is a local address serves; the others connect, and try until their deadline.
+The agent that owns the endpoint's address serves; the others connect, and try until their deadline.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ _VACATED = 10.0  # seconds in which the server of an earlier run has certainly l
 
 
 def listen(host: str, port: int, certain: bool) -> socket.socket | None:
-    """A socket listening on `host`:`port`; None when the address is not one of this machine or somebody else listens.
+    """Return a socket that listens on `host`:`port`, or None if this machine does not have the address or the port is taken.
 
-    `certain`: this node is to serve, whatever the address looks like from inside. Errors then: UsageError.
+    Args:
+        certain: This node must serve, whatever the address looks like from inside.
+
+    Raises:
+        UsageError: With `certain`, if no socket can listen.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -54,7 +58,7 @@ def listen(host: str, port: int, certain: bool) -> socket.socket | None:
 
 
 class Client:
-    """A carrier. `local_addr` is this machine's address on the way to the server."""
+    """A carrier with a server over TCP. `local_addr` is this machine's address on the way to the server."""
 
     def __init__(self, sock: socket.socket, host: str, where: str, patience: float, server: Server | None) -> None:
         self._sock = sock
@@ -69,11 +73,11 @@ class Client:
         sock.settimeout(patience)
 
     def greet(self, run_id: str) -> bool:
-        """False when the server's run has ended.
+        """Join the server's run. Return False if it has ended.
 
         Raises:
-            CarrierLost: When it takes us for a stranger.
-            OSError: For no answer.
+            CarrierLost: The server serves another run, or another version.
+            OSError: It does not answer.
         """
         try:
             answer = self._ask({"op": "hello", "version": VERSION, "run": run_id})
@@ -136,14 +140,18 @@ def connect(
     stopped: Callable[[], bool],
     on_trouble: Callable[[str], None],
 ) -> Client | None:
-    """A client of the server on `host`:`port`, which is started here if this is the machine. None when `stopped`.
+    """Connect to the server on `host`:`port`, and start it first if this machine is to serve. Return None when `stopped`.
 
-    `serve`: True = this node serves, False = another one does, None = whoever owns the address. Seconds: `join_timeout`
-    until a server must have been found, `patience` for each of its answers.
+    Args:
+        serve: True = this node serves, False = another one does, None = the node that owns the address.
+        join_timeout: Seconds until a server must have answered.
+        patience: Seconds for each of its answers.
+        stopped: Whether to give up.
+        on_trouble: Called once with the reason if no server answers for some seconds.
 
     Raises:
-        CarrierLost
-        UsageError
+        CarrierLost: No server answered in time, or it serves another run.
+        UsageError: This node must serve, and cannot.
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     began = time.monotonic()
@@ -187,7 +195,7 @@ def connect(
 
 
 def _try_to_serve(host: str, port: int, run_id: str, certain: bool, patient_until: float) -> Server | None:
-    """Raises UsageError after `patient_until`; until then an earlier run may still hold the port."""
+    """Start the server if this node can. An earlier run may hold the port until `patient_until`; after that raise UsageError."""
     try:
         listener = listen(host, port, certain)
     except UsageError:
@@ -198,7 +206,7 @@ def _try_to_serve(host: str, port: int, run_id: str, certain: bool, patient_unti
 
 
 def _dial(host: str, port: int, where: str, patience: float, server: Server | None) -> Client:
-    """Raises OSError."""
+    """Connect to the server. Raises OSError if that fails."""
     try:
         sock = socket.create_connection((host, port), timeout=_ATTEMPT)
     except OSError:

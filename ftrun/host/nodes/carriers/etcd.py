@@ -1,4 +1,4 @@
-"""Records in etcd, through the JSON gateway that every etcd from 3.4 on serves on its client port. Nothing but the standard library.
+"""Keeps records in etcd, through the JSON gateway that every etcd from 3.4 on serves on its client port. Standard library only.
 
 The keys of a run begin with `ftrun/RUN/SESSION/`. Sessions are numbered as in a shared folder: one that has ended (it has a record `over`)
 is never used again, and only the one before the present session is kept.
@@ -42,7 +42,7 @@ _YES = ("true", "1", "yes")
 
 @dataclass(frozen=True)
 class EtcdTerms:
-    """How to reach etcd. `tls` None: plain HTTP. `user` empty: without authentication. `where`: for messages."""
+    """Says how to reach etcd. `tls` None: plain HTTP. `user` empty: no authentication. `where`: its name in messages."""
 
     members: tuple[tuple[str, int], ...]
     where: str
@@ -52,7 +52,7 @@ class EtcdTerms:
 
 
 def terms(endpoint: str, conf: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> EtcdTerms:
-    """Read where etcd is, and how to speak to it.
+    """Read where etcd is, and how to reach it.
 
     Args:
         endpoint: HOST[:PORT], or several with commas between; "http://" or "https://" may stand before each.
@@ -106,7 +106,7 @@ class _Refused(Exception):
 
 
 class Gateway:
-    """Requests to the JSON gateway of whichever member answers. `patience`: seconds for one request, over all members."""
+    """Sends requests to the JSON gateway of a member that answers. `patience`: seconds for one request, over all members."""
 
     def __init__(self, etcd: EtcdTerms, patience: float) -> None:
         self._etcd = etcd
@@ -218,7 +218,7 @@ class Gateway:
 
 
 class Etcd:
-    """A carrier. Errors of every method: CarrierLost, OSError for now, UsageError."""
+    """A carrier in etcd. Each method may also raise UsageError, if etcd refuses the request."""
 
     def __init__(self, gateway: Gateway, run_id: str) -> None:
         self._gateway = gateway
@@ -311,7 +311,7 @@ def connect(
 
 
 def _under(prefix: str) -> dict[str, str]:
-    """The range of all keys that begin with `prefix`."""
+    """Return the range of all keys that begin with `prefix`."""
     return {"key": _bytes(prefix), "range_end": _bytes(prefix[:-1] + chr(ord(prefix[-1]) + 1))}
 
 

@@ -1,7 +1,7 @@
-"""Records in a folder that all nodes see: one file a record, replaced by a rename, created under a file lock.
+"""Keeps records in a folder that all nodes see: a file for each, replaced by a rename, created under a file lock.
 
-The folder of a run holds one numbered folder a session. A session that has ended (it has a record `over`) is never used
-again: the next start of the same run id takes the next number, so that state of an earlier run confuses nobody.
+The folder of a run holds a numbered folder for each session. A session that has ended (it has a record `over`) is never used
+again: the next start with the same run id takes the next number, so that no agent reads records of an earlier run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SUFFIX = ".json"
 
 
 def prepare(endpoint: str, run_id: str) -> Path:
-    """The private folder of run `run_id` under the shared folder `endpoint`; made when missing.
+    """Return the private folder of run `run_id` under the shared folder `endpoint`; make it if it is missing.
 
     Raises:
-        UsageError
+        UsageError: The shared folder is missing or unsafe, or cannot be written.
     """
     shared = Path(endpoint)
     try:
@@ -62,10 +62,10 @@ def _check_own(folder: Path) -> None:
 
 
 class Folder:
-    """A carrier. `folder` comes from `prepare`; `patience`: seconds to wait for the lock.
+    """A carrier in a folder that `prepare` returned. `patience`: seconds to wait for the lock.
 
     Raises:
-        OSError
+        OSError: The folder cannot be read or written.
     """
 
     def __init__(self, folder: Path, patience: float) -> None:
@@ -87,7 +87,7 @@ class Folder:
         return path
 
     def view(self) -> Mapping[str, Record]:
-        # over NFS our own heartbeat, a rename in this folder, makes the client read the folder anew
+        # over NFS this agent's own beat, a rename in this folder, makes the client read the folder anew
         found: dict[str, tuple[int, int, int]] = {}
         with os.scandir(self._path) as entries:
             for entry in entries:

@@ -1,8 +1,8 @@
-"""Records over TCP, the serving side: a thread in the agent whose machine owns the endpoint.
+"""Serves records over TCP, from a thread in the agent whose machine owns the endpoint.
 
-It knows nothing about rounds: it keeps records, tells who asks what changed, and marks the records of a client whose
-connection closed with "gone". The run's id is the secret between its nodes: a client that greets without it, or with another version,
-gets a bare no or no answer at all, neither of which tells anything of the run.
+The server knows nothing about rounds. It keeps records, answers what changed since a version, and marks the records of a client
+whose connection closed with "gone". The run's id is the secret between its nodes: a client that greets without it, or with another
+version, gets a bare refusal or no answer, and learns nothing of the run from either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Peer:
 
 
 class Server:
-    """Serves `run_id` on `listener`, which it takes over, until `stop`."""
+    """The server of run `run_id`. It takes `listener` over, and serves until `stop`."""
 
     def __init__(self, listener: socket.socket, run_id: str) -> None:
         self._run_id = run_id

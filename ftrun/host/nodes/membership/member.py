@@ -1,7 +1,7 @@
-"""The rules of a rendezvous, as one agent follows them: join a round, run in it, see it break, join the next one.
+"""Holds the rules of a rendezvous for one agent: join a round, run in it, see it break, join the next one.
 
-Pure but for its carrier: the time comes as an argument (seconds on this agent's own clock). `tick` looks at the records
-and does what is due; doing it twice is harmless. Records:
+Theory of operation. Pure but for the carrier: the time comes as an argument (seconds on this agent's own clock). `tick` looks at
+the records and does what is due; to do it twice is harmless. Records:
 
 - `agent.<id>`: who it is, a beat that grows, `state` (joining, in, finished, left), the round it is about, and its last failure.
 - `round.<r>`: the table of round r, created by one joiner: who takes part, in which order, and the restarts so far.
@@ -29,7 +29,7 @@ _EAGER_BEAT = 0.2
 
 @dataclass(frozen=True)
 class MemberTerms:
-    """The terms of the options. Times in seconds. `by_rank`: node ranks are given, and every one must come."""
+    """The terms that the options set. Times in seconds. `by_rank`: node ranks are given, and each must come."""
 
     least: int
     most: int
@@ -44,7 +44,7 @@ class MemberTerms:
 
 @dataclass(frozen=True)
 class Me:
-    """This agent. `addr`: where the others reach this machine."""
+    """Describes this agent. `addr`: where the others reach this machine."""
 
     id: str
     host: str
@@ -55,7 +55,7 @@ class Me:
 
 @dataclass(frozen=True)
 class News:
-    """A message of a member to its agent. `kind`:
+    """A message from a member to its agent. `kind`:
 
     waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
     port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), unreached (record: detail, before the
@@ -69,7 +69,7 @@ class News:
 
 
 class _Sight:
-    """The changes that were seen in a peer's record."""
+    """What a member saw change in a peer's record."""
 
     def __init__(self, beat: Any, now: float, order: int) -> None:
         self.beat = beat
@@ -79,7 +79,7 @@ class _Sight:
 
 
 class Member:
-    """One agent in one run. Errors of every method: CarrierLost, OSError (for now), UsageError."""
+    """An agent's membership in a run. Every method may raise CarrierLost, OSError (for now) and UsageError."""
 
     def __init__(
         self, carrier: Carrier, me: Me, terms: MemberTerms, on_news: Callable[[News], None], now: float
@@ -108,13 +108,13 @@ class Member:
 
     @property
     def peers(self) -> int:
-        """The number of other agents that were ever seen."""
+        """Count the other agents that this one ever saw."""
         return len(self._sights)
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
 
     def next_round(self, failure: Record | None, now: float) -> None:
-        """Our workers are down: break our round, unless it is broken already (`failure` None), and join the next one."""
+        """Break this agent's round, unless it is broken already (`failure` None), and join the next one. Its workers have ended."""
         if self.over or self._table is None:
             return
         if not self._ready:
@@ -126,30 +126,30 @@ class Member:
         self._join_again(now)
 
     def store_up(self, host: str, port: int) -> None:
-        """The store that was asked for listens."""
+        """Publish the address of the store that this agent was asked for."""
         if self._table is not None and self._hosting and not self._ready:
             self._carrier.put(f"store.{self._table.round}", {"host": host, "port": port})
 
     def finished(self) -> None:
-        """Every worker of ours ended well."""
+        """Record that every worker of this agent exited with 0."""
         if self._table is not None and self._ready:
             self._state, self._dirty = "finished", True
 
     def end(self, record: Record) -> None:
-        """This agent ends for good: so does the run for everyone, if we ever were in it."""
+        """End the run for every agent because this one ends for good, if it ever was in the run."""
         if not self.over and (self._table is not None or self._left >= 0):
             at = self._table.index(self._me.id) if self._table is not None else None
             self._carrier.create(OVER, {"node": at, "host": self._me.host, "by": self._me.id, **record})
 
     def leave(self) -> None:
-        """Leave the records: nobody needs to wait for us any more."""
+        """Record that nobody needs to wait for this agent any more."""
         self._state = "left"
         self._put()
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Look at the records, do what is due, tell the agent what it must know."""
+        """Look at the records, do what is due, and report what the agent must know."""
         if self.over:
             return
         self._view = self._carrier.view()
@@ -217,7 +217,7 @@ class Member:
         return who == self._me.id or (sight is not None and sight.moved and not self._vanished(who, now))
 
     def _joiners(self, target: int, now: float) -> list[str]:
-        """Live agents that wait for round `target`, us among them."""
+        """Return the living agents that wait for round `target`, this one among them."""
         found = [self._me.id]
         for who in self._sights:
             record = self._record(who)
@@ -273,7 +273,7 @@ class Member:
         raise CarrierLost(text)
 
     def _check_terms(self, joiners: list[str]) -> None:
-        """Raises UsageError when nodes were started with options that do not fit together."""
+        """Compare the options of all joiners. Raises UsageError if they do not fit together."""
         terms = self._terms
         for who in joiners:
             record = self._record(who)
@@ -292,7 +292,7 @@ class Member:
                 )
 
     def _form(self, last: RoundTable | None, target: int, joiners: list[str], now: float) -> None:
-        """Close round `target` if it is complete and we are the one to do so."""
+        """Close round `target` if it is complete and this agent is the one to do so."""
         before = [m.id for m in last.members] if last is not None else []
         places = {who: k for k, who in enumerate(before)}
         late = len(before)

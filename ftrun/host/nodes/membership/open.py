@@ -1,7 +1,6 @@
-"""Makes terms and a carrier from `Nodes` (the options).
+"""Makes the terms of a rendezvous, and its carrier, from the options.
 
-Raises:
-    UsageError: Before anything was started.
+Every public function raises UsageError for options that do not fit together, before anything has started.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def _seconds(name: str, text: str) -> float:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A rendezvous that can begin. `pause`: seconds between two looks."""
+    """A rendezvous that can begin. `opener` makes its carrier; `pause`: seconds between two looks."""
 
     run_id: str
     terms: MemberTerms
@@ -85,7 +84,7 @@ class Rendezvous:
 
 
 def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
-    """Check the options of one of several nodes, and nothing else.
+    """Check the options of one of several nodes, and return the terms.
 
     Raises:
         UsageError
@@ -104,7 +103,7 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
 
 
 def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Rendezvous | None:
-    """The arrangement to meet the other nodes; None when there are none.
+    """Return the rendezvous with the other nodes, or None if the run has no others.
 
     Raises:
         UsageError
@@ -168,7 +167,7 @@ def _etcd_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[st
 
 
 def _server_of(nodes: Nodes) -> tuple[str, int, bool | None]:
-    """Host and port of the rendezvous server, and whether this node serves (None: if the address is its own)."""
+    """Return host and port of the rendezvous server, and whether this node serves (None: if it owns the address)."""
     if nodes.backend == "static":
         if nodes.endpoint:
             host, port = addresses.split_endpoint(nodes.endpoint, STATIC_PORT)

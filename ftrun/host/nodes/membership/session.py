@@ -1,6 +1,6 @@
-"""The thread that follows the rules of a rendezvous, so that a slow folder or server never holds up the agent's loop.
+"""Follows the rules of a rendezvous in a thread, so that a slow folder or server never holds up the agent's loop.
 
-Orders go in through a queue, news come out through `on_news`, from this thread.
+Orders go in through a queue; the thread calls `on_news` with each piece of news.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Opener = Callable[[Callable[[], bool], Callable[[str], None]], tuple[Carrier, Me
 
 
 class Session:
-    """One agent's part in a rendezvous. `pause`: seconds between two looks, with few nodes."""
+    """Plays one agent's part in a rendezvous. `pause`: seconds between two looks, with few nodes."""
 
     def __init__(self, opener: Opener, terms: MemberTerms, pause: float, on_news: Callable[[News], None]) -> None:
         self._opener = opener
@@ -53,7 +53,7 @@ class Session:
         self._orders.put(("end", (record,)))
 
     def close(self) -> None:
-        """Leave; when we serve the others, once they have left too or after some seconds."""
+        """Leave. An agent that serves the others waits until they have left, some seconds at most."""
         self._closing = True
         self._orders.put(("leave", ()))
         if self._thread.is_alive():

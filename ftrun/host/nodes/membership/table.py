@@ -1,4 +1,4 @@
-"""The table of a round: which nodes take part, in which order, and how often the whole world was restarted. Pure."""
+"""Holds the table of a round: which nodes take part, in which order, and how often the whole world was restarted. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftrun.host.nodes.carriers.carrier import Record
 
 @dataclass(frozen=True)
 class Node:
-    """One agent of a round; its place in the table is its group rank."""
+    """An agent of a round. Its index in the table is its group rank."""
 
     id: str
     host: str
@@ -24,7 +24,7 @@ class Node:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """The state of one node. `restarts` are counted for the whole world."""
+    """A node's place in the world of a round. `restarts` are those of the whole world."""
 
     round: int
     node: int
@@ -45,10 +45,10 @@ class RoundTable:
     def follow(
         last: RoundTable | None, reason: Mapping[str, Any], gone: Sequence[Node], nodes: Sequence[Record]
     ) -> RoundTable:
-        """The table after `last`, which ended for `reason` and of which `gone` did not come again.
+        """Return the table after `last`, which ended for `reason`, and whose members `gone` did not come again.
 
-        A failure is charged to the restarts of the world, unless a node was lost: then it only was what the other nodes
-        saw of that. When nobody of `last` is left this is another run of the same name, which starts from 0.
+        A failure is charged to the restarts of the world, unless a node was lost: then the failure is what the other nodes
+        saw of that loss. If no member of `last` is left, this is another run of the same name, which starts from 0.
         """
         members = tuple(Node(r["id"], r["host"], r["addr"], int(r["nproc"])) for r in nodes)
         if last is None:
@@ -63,7 +63,7 @@ class RoundTable:
         return next((at for at, member in enumerate(self.members) if member.id == who), None)
 
     def place(self, who: str) -> NodePlace:
-        """Raises ValueError when `who` takes no part."""
+        """Return the place of agent `who`. Raises ValueError if it takes no part."""
         at = self.index(who)
         if at is None:
             raise ValueError(f"{who} is not in round {self.round}")
@@ -72,7 +72,7 @@ class RoundTable:
         return NodePlace(self.round, at, len(self.members), first, world, self.restarts)
 
     def stamp(self) -> str:
-        """On each node the same, and of no other round of this or another run: an agent makes its `id` anew each time."""
+        """Return a name that each node computes alike, and that no other round of any run has: an agent makes its `id` anew each time."""
         return f"{zlib.crc32(' '.join(m.id for m in self.members).encode()):08x}.{self.round}"
 
     def to_record(self) -> Record:
@@ -91,7 +91,7 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def weight(code: int | None, signature: str) -> int:
-    """The likelihood that a worker's death only follows from another one's: 0 hardly, 2 rather.
+    """Return how likely a worker's death only follows from another one's: 0 hardly, 2 rather.
 
     A rank that loses its peers gets an exception from the collective, or is aborted by it. `code`: exit code, 128 + n for
     signal n; `signature`: "TYPE at FILE:LINE" of an uncaught exception.
@@ -106,14 +106,14 @@ _OF_PEERS = ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenP
 
 
 def root_cause(reason: Record, failures: Sequence[Record]) -> Record:
-    """The reason that really ended a round: `reason` was noticed first, `failures` are those of every node."""
+    """Return the failure that ended a round: `reason` was noticed first, `failures` are those of every node."""
     if reason.get("kind") != "failed":
         return reason
     return min((reason, *failures), key=lambda failure: int(failure.get("weight", 0)))
 
 
 def sentence(reason: Mapping[str, Any]) -> str:
-    """The event and its node, in a sentence for people."""
+    """Return the event and its node as a sentence for people."""
     where = f"node {reason.get('node')} ({reason.get('host')})"
     if reason.get("kind") == "failed":
         return f"rank {reason.get('rank')} on {where} failed: {reason.get('cause')}"
@@ -121,7 +121,7 @@ def sentence(reason: Mapping[str, Any]) -> str:
 
 
 def over_after(reason: Mapping[str, Any], allowed: int) -> Record:
-    """The record that ends a run for everyone because `reason` is one failure too many."""
+    """Return the record that ends a run for every node because `reason` is one failure too many."""
     spent = (
         "no restart is allowed (--max-restarts 0)" if not allowed else f"all {allowed} restarts of the run are spent"
     )
