@@ -6,13 +6,17 @@ import errno
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ftrun import native
+from tests.conftest import ROOT
 from tests.native.conftest import DEADLINE, Children, until
 
 LIFE, MAIN, BEAT, READY = 0, 64, 128, 256
@@ -334,3 +338,37 @@ def test_native_threads_take_no_signals(page: int, children: Children) -> None:
         native.beat_stop()
 
     assert children.wait(children.fork(worker)) == 0
+
+
+WATCHES = """
+import gc, os, signal, sys, time
+from pathlib import Path
+from ftrun import native
+from ftrun.core.shared.board import Board, F
+board = Board.create(Path(sys.argv[1]) / "board", 2)
+if sys.argv[2] == "stays":
+    board.stay_mapped()
+lock = board.cell(0).field_address(F.LIFE)
+native.life_init(lock)
+ready, here = os.pipe()
+child = os.fork()
+if child == 0:
+    native.life_hold(lock)
+    os.write(here, b"x")
+    time.sleep(60)
+os.read(ready, 1)
+native.watch_start(lock, os.eventfd(0))
+time.sleep(0.1)  # the thread waits in the map
+del board
+gc.collect()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+time.sleep(1.0)  # two of its slices
+"""
+
+
+@pytest.mark.parametrize(("map_of", "code"), [("stays", 0), ("goes", -signal.SIGSEGV)])
+def test_a_watcher_may_outlive_the_board(tmp_path: Path, map_of: str, code: int) -> None:
+    """As at the end of a launcher, where Python drops the board while a native thread still waits in it."""
+    command = [sys.executable, "-c", WATCHES, str(tmp_path), map_of]
+    assert subprocess.run(command, cwd=ROOT, timeout=DEADLINE, check=False).returncode == code

@@ -334,6 +334,13 @@ class Board:
         finally:
             os.close(fd)
 
+    def stay_mapped(self) -> None:
+        """Keep the file mapped until the process ends, whatever becomes of this object.
+
+        Native threads wait in the map. At the end of Python one of them may still run, and would find its memory gone (SIGSEGV).
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
+
     @staticmethod
     def make_room(path: Path, cell: int) -> None:
         """Allocate the memory of a cell before any process reads or writes it: on a full file system an access is a SIGBUS.

@@ -49,6 +49,7 @@ class Context:
     ) -> None:
         self.run_dir = run_dir
         self.board = Board.open(run_dir / paths.BOARD)
+        self.board.stay_mapped()
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
         self.gate_word = self.board.words_of_gate()
