@@ -1,4 +1,4 @@
-"""Trainers of frameworks, with training steps that are repaired in place. Here: what they have in common."""
+"""Provide framework Trainers whose training steps ftrun repairs in place. This module holds their common helpers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ftrun.core.errors import UsageError
 
 
 def another_release(framework: str, found: str, written_for: str) -> UsageError:
-    """The error for a release that is not as the one that the Trainer here was written for. `found`: release, and what differs."""
+    """Return the error for an unsupported release. `found`: the release and its difference; `written_for`: supported releases."""
     return UsageError(
         f"ftrun.integrations: {framework} {found}; it has no public hook around a whole training step, so this was written "
         f"for {framework} {written_for}: install such a release, or train with its own Trainer (ftrun restarts all "
@@ -17,6 +17,6 @@ def another_release(framework: str, found: str, written_for: str) -> UsageError:
 
 
 def scaler_of(owner: Any) -> dict[str, Any]:
-    """What `protect` is given for the GradScaler of an accelerator or a precision plugin; nothing where there is none."""
+    """Return the argument of `protect` for the GradScaler of an accelerator or precision plugin, {} without one."""
     scaler = getattr(owner, "scaler", None)
     return {} if scaler is None else {"scaler": scaler}

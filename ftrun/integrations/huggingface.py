@@ -1,10 +1,11 @@
-"""`Trainer` and `TrainingArguments` of transformers, with training steps that are repaired in place.
+"""Provide `Trainer` and `TrainingArguments` of transformers, with training steps that ftrun repairs in place.
 
     from ftrun.integrations.huggingface import Trainer, TrainingArguments  # instead of: from transformers import ...
 
-transformers has no public place around a whole training step, so the loop over the steps of an epoch is written here anew, line by
-line after `Trainer._run_epoch`, with `with step:` around what makes an update. What follows an update (callbacks, logs, an
-evaluation, a checkpoint) runs in a `job.call` before the next step. `_NEEDED` names what that relies on; it is looked for at the start.
+Theory of operation. transformers has no public hook around a whole training step, so this Trainer rewrites
+`Trainer._run_epoch`, line by line, as one loop over the updates of all epochs, with `with step:` around each update. The work
+after an update (callbacks, logs, an evaluation, a checkpoint) is owed (`_Places.owed`) until a `job.call` before the next
+step does it. `_check` refuses a release without one of the private hooks in `_NEEDED`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ftrun.core.errors import UsageError
 from ftrun.integrations import another_release, scaler_of
 from ftrun.worker.link.run_link import Context
 
-# What the loop below uses beside public names, of transformers' Trainer and accelerate's GradientState: method -> parameters.
+# Private methods of transformers' Trainer and accelerate's GradientState that the loop below uses: method -> parameters.
 _NEEDED = {
     "_run_epoch": {
         "model",
@@ -62,7 +63,7 @@ _NEEDED = {
 
 @dataclasses.dataclass
 class TrainingArguments(transformers.TrainingArguments):
-    """As transformers' own; makes the process group with backend "ftrun" before accelerate makes one."""
+    """transformers' own arguments; create the process group with backend "ftrun" before accelerate creates one."""
 
     def __post_init__(self: Any) -> None:
         if dist.is_torchelastic_launched() and not dist.is_initialized():
@@ -72,15 +73,15 @@ class TrainingArguments(transformers.TrainingArguments):
                 )
             dist.init_process_group("ftrun", timeout=timedelta(seconds=self.ddp_timeout))
         if self.ddp_backend == "ftrun":
-            self.ddp_backend = None  # accelerate knows its own backends only, and finds this group
+            self.ddp_backend = None  # accelerate rejects unknown backends, and uses the existing group
         super().__post_init__()
 
 
 class Trainer(transformers.Trainer):
-    """As transformers' own: `train()` protects model, optimizer and scheduler, and its steps are repaired in place.
+    """transformers' own Trainer, whose `train()` protects model, optimizer and scheduler, and repairs steps in place.
 
-    `job` is the `ftrun.Job` once `train()` has begun. Callbacks that are `ExportableState`, as EarlyStoppingCallback is, are kept with
-    the steps; after a fault an evaluation, a log or a checkpoint may be made again.
+    `job` is the `ftrun.Job` once `train()` has begun. Each step keeps the state of callbacks that are `ExportableState`, such as
+    EarlyStoppingCallback; a fault may repeat an evaluation, a log or a checkpoint.
     """
 
     job: ftrun.Job | None = None
@@ -90,13 +91,13 @@ class Trainer(transformers.Trainer):
         context = Context.current
         if context is not None and context.restoring:
             resume_from_checkpoint = (
-                None  # a replacement has newer state, and what the folder holds now is not what its rank began with
+                None  # a replacement has newer state, and the folder may have changed since its rank began
             )
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        # a loader would broadcast random numbers whenever it begins, which a replacement cannot do alone; see _run_epoch
+        # a loader would broadcast random state at each start, a collective that a replacement cannot do alone; see _run_epoch
         self.accelerator.rng_types = []
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -118,11 +119,11 @@ class Trainer(transformers.Trainer):
         steps_trained_in_current_epoch: int,
         **unknown: Any,
     ) -> None:
-        """Every epoch, and not only one: a replacement begins in the one that runs. transformers calls it once."""
+        """Run all epochs, since a replacement begins in the current one; transformers calls this once."""
         _check(self, train_dataloader, unknown)
         args, state = self.args, self.state
         generator = getattr(train_dataloader, "synchronized_generator", None)
-        if generator is not None:  # once, as accelerate's loader would
+        if generator is not None:  # synchronize once, as accelerate's loader would
             synchronize_rng_states(["generator"], generator)
         if resume_from_checkpoint is not None and not steps_trained_in_current_epoch:
             self._load_rng_state(resume_from_checkpoint)
@@ -132,7 +133,7 @@ class Trainer(transformers.Trainer):
         job = self.job = ftrun.protect(model, self.optimizer, self.lr_scheduler, trainer=kept, places=places, **more)
 
         def follow_up() -> None:
-            """What comes after the update before this place, up to the next epoch's beginning."""
+            """Do the owed work of the last update: callbacks, logs, evaluation, checkpoint, end and begin of an epoch."""
             places.owed = False
             now = (state.global_step - 1) // num_update_steps_per_epoch
             report = functools.partial(
@@ -166,7 +167,7 @@ class Trainer(transformers.Trainer):
             if places.owed:
                 job.call(follow_up)
             if self.control.should_training_stop:
-                with step:  # a callback ended the training: the steps that are left do nothing
+                with step:  # a callback ended the training: the remaining steps do nothing
                     continue
             batches = fetch()
             if checkpoint is not None and step.index == first:
@@ -181,7 +182,7 @@ class Trainer(transformers.Trainer):
     def _update(
         self, model: Any, batches: list[Any], index: int, updates: int, steps_in_epoch: int, kept: _Kept
     ) -> None:
-        """The body of a step: transformers' lines between the fetch of its batches and `zero_grad`."""
+        """Run the body of a step: transformers' lines from the fetch of its batches to the new `global_step`."""
         args, state, accelerator = self.args, self.state, self.accelerator
         epoch, place = divmod(index, updates)
         batches, num_items_in_batch = self.get_batch_samples(iter(batches), len(batches), args.device)
@@ -217,7 +218,7 @@ class Trainer(transformers.Trainer):
 
 
 class _Updates:
-    """The batches of each update as a list, from a loader of single ones."""
+    """Groups a loader's batches into lists, one for each update."""
 
     def __init__(self, loader: Any, size: int, batches: int) -> None:
         self.loader = loader
@@ -234,13 +235,13 @@ class _Updates:
         self.epoch = epoch
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
-        # a batch sampler that accelerate wraps is not told by its loader
+        # the loader does not pass the epoch on to a batch sampler that accelerate wraps
         inner: Any = getattr(getattr(self.loader, "batch_sampler", None), "batch_sampler", None)
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(epoch)
 
     def iterate_from(self, updates: int) -> Iterator[list[Any]]:
-        """The lists behind the first `updates` of this epoch. The loader begins, and draws its random numbers, now."""
+        """Return an iterator over this epoch's lists after the first `updates`. The loader starts, and draws random numbers, now."""
         skip = updates * self._size
         iterator = iter(skip_first_batches(self.loader, skip) if skip else self.loader)
         begun = itertools.chain([next(iterator)], iterator)
@@ -251,11 +252,11 @@ class _Updates:
 
 
 class _Places:
-    """What an update changes in the Trainer, the same on all ranks."""
+    """The part of a Trainer's state that an update changes equally on all ranks."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.owed = False  # the last update's callbacks, logs and checkpoint are still to be made
+        self.owed = False  # the last update's callbacks, logs and checkpoint are still to do
 
     def state_dict(self) -> dict[str, Any]:
         state = self._trainer.state
@@ -267,7 +268,7 @@ class _Places:
 
 
 class _Kept:
-    """The rest of a Trainer's state: history, control, sums of losses, callbacks that can be exported."""
+    """The rest of a Trainer's state: history, control, sums of losses, exportable callbacks."""
 
     _NOT = frozenset(
         {"global_step", "epoch", "log_history", "stateful_callbacks", "is_local_process_zero", "is_world_process_zero"}
@@ -288,8 +289,8 @@ class _Kept:
         self.begun: list[Any] = [
             0,
             None,
-        ]  # the first step, and the checkpoint whose random numbers it has, if it is amid an epoch
-        self._history: tuple[int, str] = (-1, "")  # its length and text: it only grows, and is asked for thrice a step
+        ]  # the first step, and the checkpoint with its random state if that step is amid an epoch
+        self._history: tuple[int, str] = (-1, "")  # cached length and text: the history only grows, and a step reads it thrice
 
     def _callbacks(self) -> list[Any]:
         return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
@@ -328,13 +329,13 @@ class _Kept:
 
 
 def _by_metric(scheduler: Any) -> bool:
-    """Does it step after an evaluation, by its result?"""
+    """Does the scheduler step after an evaluation, by its result?"""
     greedy = getattr(transformers.trainer, "GreedyLR", torch.optim.lr_scheduler.ReduceLROnPlateau)
     return isinstance(scheduler, (torch.optim.lr_scheduler.ReduceLROnPlateau, greedy))
 
 
 def _check(trainer: Trainer, loader: Any, unknown: dict[str, Any]) -> None:
-    """Raises UsageError for what cannot be repaired in place, naming the option or the missing hook."""
+    """Raise UsageError, with the option or the missing hook, for a run that ftrun cannot repair in place."""
     for name, wanted in _NEEDED.items():
         method = getattr(transformers.Trainer, name, getattr(GradientState, name, None))
         found = set(inspect.signature(method).parameters) if method is not None else set()

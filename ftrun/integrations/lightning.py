@@ -1,10 +1,12 @@
-"""`Trainer` of Lightning, with training steps that are repaired in place.
+"""Provide `Trainer` of Lightning, with training steps that ftrun repairs in place.
 
     from ftrun.integrations.lightning import Trainer  # instead of: from lightning import Trainer
 
-Lightning has no public place around a whole training step: its loops are protected classes. `fit` runs on a fit loop of our own, which
-calls theirs batch by batch, with `with step:` around `advance`, and what comes between two batches (validation, the end of an epoch,
-checkpoints) in a `job.call`. `_NEEDED` names what that relies on; it is looked for at the start.
+Theory of operation. Lightning has no public hook around a whole training step, so `fit` runs `_Loop`: one loop over the
+batches of all epochs. Before each batch, a `job.call` does the work that Lightning owes (`_LoopState.owed`): begin an epoch,
+or end a batch with its validation, checkpoints and perhaps the end of its epoch. Then `with step:` runs Lightning's `advance`.
+Once training has ended ("nothing" is owed), the remaining steps do nothing. Callbacks that communicate move from `advance`
+into the call, since no rank may communicate after its update. `_probe` refuses a release without the names in `_NEEDED`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ try:
 except ImportError as error:
     raise another_release("Lightning", f"{lightning.__version__}: {error}", _WRITTEN_FOR) from error
 
-# Of Lightning's own names, what stands below: class -> attributes of it.
+# Private names of Lightning that the code below uses: class -> its attributes.
 _NEEDED = {
     "_FitLoop": ("_combined_loader", "_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint"),
     "_TrainingEpochLoop": ("_results",),
@@ -49,16 +51,16 @@ _NEEDED = {
 }
 _REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
 _DDP = {"auto": {}, "ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
-# the hook that Lightning calls now, and the forward that it puts in place of the module's for a step
+# Lightning's record of the current hook, and its replacement of the module's forward during a step
 _SCRATCH = ["model 0.module._current_fx_name", "model 0.module.forward"]
 _COMMUNICATING = (
     Checkpoint,
     Timer,
-)  # callbacks that communicate when a batch has ended, which nobody may do after an update
+)  # callbacks that communicate at the end of a batch, which no rank may do after its update
 
 
 class DDPStrategy(strategies.DDPStrategy):
-    """As Lightning's own, on the backend "ftrun"."""
+    """Lightning's own DDPStrategy, on the backend "ftrun"."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "process_group_backend": "ftrun"})
@@ -68,10 +70,10 @@ class DDPStrategy(strategies.DDPStrategy):
 
 
 class Trainer(lightning.Trainer):
-    """As Lightning's own, with strategy "ddp": `fit` protects the model and its steps are repaired in place.
+    """Lightning's own Trainer with strategy "ddp", whose `fit` protects the model and repairs steps in place.
 
-    `job` is the `ftrun.Job` once `fit` has begun. Callbacks are kept with the steps by their `state_dict()`; after a fault a validation
-    or a checkpoint may be made again.
+    `job` is the `ftrun.Job` once `fit` has begun. Each step keeps the `state_dict()` of every callback; a fault may repeat a
+    validation or a checkpoint.
     """
 
     job: ftrun.Job | None = None
@@ -92,7 +94,7 @@ class Trainer(lightning.Trainer):
 
 
 class _Loop(_FitLoop):
-    """Lightning's fit loop, turned inside out: one loop over the batches of all epochs."""
+    """Lightning's fit loop as one flat loop over the batches of all epochs."""
 
     def run(self) -> None:
         self._probe()
@@ -125,8 +127,8 @@ class _Loop(_FitLoop):
             epochs.on_run_start(fetcher)
 
         def follow_up() -> None:
-            """What comes between the batch before this place and the next one."""
-            trainer.training = True  # a validation may have been broken off
+            """Do the owed work between the last batch and the next one."""
+            trainer.training = True  # a fault may have cut off a validation
             epochs.val_loop._results.reset()
             fetcher.done = places.owed == "last batch"
             if places.owed == "epoch":
@@ -148,7 +150,7 @@ class _Loop(_FitLoop):
             if places.owed != "nothing":
                 job.call(follow_up)
             if places.owed == "nothing":
-                with step:  # the training has ended before its last epoch: the steps that are left do nothing
+                with step:  # training has ended before its last epoch: the remaining steps do nothing
                     continue
             fetcher.hold(fetch(), step.index)
             with self._left_for_later(), step:
@@ -180,7 +182,7 @@ class _Loop(_FitLoop):
 
     @contextlib.contextmanager
     def _left_for_later(self) -> Iterator[None]:
-        """`advance` without what communicates, or writes a log, after its update: `_end_batch` does it."""
+        """Suspend the communicating callbacks and the logs that follow the update in `advance`; `_end_batch` runs them."""
         trainer = self.trainer
         callbacks, connector = trainer.callbacks, trainer._logger_connector
         trainer.callbacks = [one for one in callbacks if not isinstance(one, _COMMUNICATING)]
@@ -192,7 +194,7 @@ class _Loop(_FitLoop):
             del connector.update_train_step_metrics
 
     def _end_batch(self) -> None:
-        """What was left for later, as of its place in Lightning's loop: before the batch counts as completed, and behind that."""
+        """Run the work that `_left_for_later` suspended: callbacks before the batch counts as completed, logs after."""
         progress, trainer = self.epoch_loop.batch_progress, self.trainer
         progress.total.completed -= 1
         progress.current.completed -= 1
@@ -203,10 +205,10 @@ class _Loop(_FitLoop):
         trainer._logger_connector.update_train_step_metrics()
 
     def _size(self) -> tuple[Any, int]:
-        """The training's loader, and the most batches that there can be.
+        """Return the training loader, and the largest number of batches of the training.
 
         Raises:
-            UsageError
+            UsageError: The training has an option that ftrun cannot repair in place.
         """
         trainer, loaders = self.trainer, self._combined_loader
         assert loaders is not None
@@ -235,7 +237,7 @@ class _Loop(_FitLoop):
 
 
 class _Begun:
-    """A training loader whose iterator draws its random numbers with its first batch: ftrun makes iterators of its own."""
+    """A training loader that delays random draws: Lightning's unused iterator would draw at its start, before ftrun's own does."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -251,7 +253,7 @@ class _Begun:
 
 
 class _First:
-    """The first batches of each pass of a loader: limit_train_batches."""
+    """The first `length` batches of each pass of a loader, for limit_train_batches."""
 
     def __init__(self, loader: Any, length: int) -> None:
         self.loader = loader
@@ -269,7 +271,7 @@ class _First:
 
 
 class _Fetcher:
-    """Stands for Lightning's: gives the batch that ftrun has fetched."""
+    """A data fetcher for Lightning that returns the batch fetched by ftrun."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -289,11 +291,11 @@ class _Fetcher:
 
 
 class _LoopState:
-    """What an update changes in Lightning's loops, the same on all ranks."""
+    """The part of Lightning's loop state that an update changes equally on all ranks."""
 
     def __init__(self, loop: _Loop) -> None:
         self._loop = loop
-        self.owed = "epoch"  # what is still to be done before the next batch: its epoch begins, a batch ends, or nothing any more
+        self.owed = "epoch"  # work before the next batch: "epoch" to begin, "batch" or "last batch" to end, "nothing" any more, "" done
 
     def state_dict(self) -> dict[str, Any]:
         return {"loops": json.dumps(self._loop.state_dict()), "owed": self.owed, "stop": self._loop.trainer.should_stop}
@@ -302,14 +304,14 @@ class _LoopState:
         loop = self._loop
         flags = [(one, dict(vars(one))) for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop)]
         loop.load_state_dict(json.loads(saved["loops"]))
-        for one, before in flags:  # this is no restart from a checkpoint
+        for one, before in flags:  # a repair is no restart from a checkpoint
             for name in ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint"):
                 one.__dict__[name] = before[name]
         self.owed, loop.trainer.should_stop = saved["owed"], saved["stop"]
 
 
 class _Memory:
-    """The rest of a Trainer's state: callbacks, and the metrics that were logged."""
+    """The rest of a Trainer's state: callbacks and logged metrics."""
 
     def __init__(self, loop: _Loop) -> None:
         self._loop = loop
@@ -319,7 +321,7 @@ class _Memory:
         connector, results = self._loop.trainer._logger_connector, self._loop.epoch_loop._results
         return {
             "callbacks": {one.state_key: one.state_dict() for one in self._callbacks},
-            # without what the results give again: whoever looks at them in an update, as a progress bar does, changes nothing here
+            # without the metrics that the results hold: a progress bar that reads them during an update must not change this state
             "metrics": {
                 k: v for k, v in connector._callback_metrics.items() if k not in results.metrics(True)["callback"]
             },
@@ -339,7 +341,7 @@ class _Memory:
 
 
 class _Results(_ResultCollection):
-    """What `self.log` has collected in this epoch, which a step that is done again must not count twice."""
+    """The values of `self.log` in this epoch, kept so that a repeated step does not count twice."""
 
     _OWN = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "dataloader_idx")
     _VALUES = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count", "has_reset")

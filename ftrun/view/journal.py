@@ -1,4 +1,4 @@
-"""What a journal says: the account of its run, and what its script is. What is not in the journal is not shown as a fact."""
+"""Fold a journal into the history of its run: account, configuration, mesh, kept values. The journal is the only source."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ftrun.view import records
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """One line whose fields are those of `records`; None when it is damaged, or unlike those of this version."""
+    """Parse one line; None if it is damaged or does not fit the form in `records`."""
     raw = whole(line)
     return raw if raw is not None and records.fits(raw) else None
 
 
 class History:
-    """What a journal says so far. Feed it with `add` in order; cheap for lines that change nothing."""
+    """The history of a run up to the newest line. `add` takes the lines in order, and skips cheaply over those without news."""
 
     def __init__(self) -> None:
         self.account = Account()
         self.config: dict[str, Any] = {}
         self.latest = 0.0  # time of the newest line, monotonic
         self.mesh: dict[str, int] = {}  # sizes of the dimensions of the script's mesh, by name
-        self.places: dict[str, dict[str, int]] = {}  # rank -> where it is on it
-        self.kept: dict[str, Any] = {"not_kept": {}}  # what was told last of the script's values
+        self.places: dict[str, dict[str, int]] = {}  # rank -> its mesh coordinates
+        self.kept: dict[str, Any] = {"not_kept": {}}  # the newest note on the script's values
         self.summary: dict[str, Any] | None = None
-        self.unread = 0  # lines that are damaged, or not as this version writes them
+        self.unread = 0  # lines that are damaged, or from another version
         self._quiet = b""  # the end of an answer that changed nothing
 
     def add(self, line: bytes) -> None:
-        """One line of the journal. A damaged one, or one of another version that lacks what we look for, is passed over."""
+        """Add one line of the journal; count and skip a damaged one, or one from another version that lacks needed fields."""
         if line.startswith(b'"event": {"kind": "Stage"', line.find(b'"event"')):
             return
         answer = line.find(b'"actions": [], ')
@@ -60,7 +60,7 @@ class History:
             self.add(line)
 
     def fold(self, kind: str, facts: dict[str, Any]) -> None:
-        """One more fact for the account, as of the newest line."""
+        """Add a fact to the account, at the time of the newest line."""
         self.account = self.account.then(Fact(self.latest, kind, facts))
 
     def _note(self, raw: dict[str, Any]) -> None:

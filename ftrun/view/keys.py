@@ -1,4 +1,4 @@
-"""Single keys from a terminal, and a terminal that is left as it was found: at the end, on Ctrl-Z, and when anything raises."""
+"""Read single keys from a terminal, and restore the terminal's settings at the end, on Ctrl-Z and after an exception."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|\x1b|[\r\n\x20-\x7e]")
 
 
 class Keyboard:
-    """Reads `fd` (a terminal in cbreak mode). `wait` also ends when the window was resized or the program went on after Ctrl-Z."""
+    """Reads keys from `fd`, a terminal in cbreak mode. A resize of the window and `fg` after Ctrl-Z end a `wait` early."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -50,11 +50,11 @@ class Keyboard:
 
     @property
     def gone(self) -> bool:
-        """The terminal was closed."""
+        """Has the terminal been closed?"""
         return self._gone
 
     def wait(self, seconds: float) -> list[str]:
-        """Keys pressed within `seconds`; returns at the first ones, or at once when the screen must be drawn again."""
+        """Wait up to `seconds` for keys and return them; return early with none if the screen must be drawn again."""
         ready, _, _ = select.select([self._fd, self._wake_r], [], [], max(0.0, seconds))
         if self._wake_r in ready:
             with contextlib.suppress(BlockingIOError):
@@ -83,7 +83,7 @@ class Keyboard:
 
 @contextlib.contextmanager
 def terminal(fd: int, leave: Callable[[], None], enter: Callable[[], None]) -> Iterator[Keyboard]:
-    """Single keys from `fd` while inside. `leave` and `enter` give up and take back the screen around Ctrl-Z."""
+    """Put `fd` into single-key mode within the context. `leave` and `enter` release and retake the screen around Ctrl-Z."""
     before = termios.tcgetattr(fd)
     keyboard = Keyboard(fd)
 
@@ -92,7 +92,7 @@ def terminal(fd: int, leave: Callable[[], None], enter: Callable[[], None]) -> I
         termios.tcsetattr(fd, termios.TCSANOW, before)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        # here the program stands still until `fg`
+        # the process is stopped here until `fg`
         signal.signal(signal.SIGTSTP, stop)
         _wait_foreground(fd)
         tty.setcbreak(fd, termios.TCSANOW)
@@ -122,7 +122,7 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 
 def _wait_foreground(fd: int) -> None:
-    """After `bg` the terminal belongs to somebody else: touch it only once it is ours again."""
+    """Wait until this process group owns the terminal: after `bg` another group owns it."""
     while True:
         try:
             if os.tcgetpgrp(fd) == os.getpgrp():

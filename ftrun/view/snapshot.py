@@ -1,7 +1,7 @@
-"""One look at a live run: plain data from run.json, the board, the world file, devices.json and the journal.
+"""Take a picture of a live run: plain data from run.json, the board, the world file, devices.json and the journal.
 
-Reads only, takes no lock and asks nobody; a run that changes meanwhile gives a picture that is a moment old. Of a large
-world the ranks that stand out are looked at one by one, all others are counted, column by column.
+A look only reads, takes no lock and asks no process, so the picture may be a moment old. In a large world it reads the ranks
+that stand out one by one, and counts all others column by column.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ftrun.view.journal import History
 from ftrun.view.records import VICTIM
 from ftrun.view.status.pace import Pace
 
-SCHEMA = 1  # of the picture, as `ftrun status --json` prints it; grows only when a field changes its meaning or goes
+SCHEMA = 1  # version of the picture that `ftrun status --json` prints; grows when a field changes its meaning or goes
 HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
 STALLED, UNPROTECTED = "stalled", "unprotected"
 _INCIDENT = record({"since": number, "victims": listed(VICTIM), "stages": listed(row(text, number)), "said": text})
@@ -51,17 +51,17 @@ _STALL = record(
     | dict.fromkeys(("where", "excuse", "line"), text)
 )
 _HEAD = record({"phase": text, "incident": maybe(_INCIDENT)}, {"stall": maybe(_STALL)})
-_PROTECTED, _STEPPED = int(Flag.PROTECTED), int(Flag.STEPPED)  # plain numbers: an enum is ten times as slow to test
-_BUILDING = 30.0  # seconds that a script may take until protect(): before, it is called starting, and not unprotected
-_INCIDENTS = 20  # newest ones in a picture
+_PROTECTED, _STEPPED = int(Flag.PROTECTED), int(Flag.STEPPED)  # ints, because testing an enum is ten times slower
+_BUILDING = 30.0  # seconds before protect() in which a run counts as starting, not as unprotected
+_INCIDENTS = 20  # newest incidents in a picture
 
 
 def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
-    """The picture of `run`.
+    """Take one picture of `run`; see `RunWatcher.look`.
 
     Raises:
-        OSError
-        PlatformError: When the directory goes away meanwhile.
+        OSError: A file of the run cannot be read.
+        PlatformError: The board or the world file is damaged or of another version.
     """
     watcher = RunWatcher(run)
     try:
@@ -71,11 +71,11 @@ def take(run: RunInfo, ranks: int | None = None) -> dict[str, Any]:
 
 
 class RunWatcher:
-    """Looks at one run again and again; what did not change is not read twice.
+    """Looks at one run repeatedly; reads only new journal lines and new worlds.
 
     Raises:
-        OSError
-        PlatformError
+        OSError: The board cannot be opened.
+        PlatformError: The board is damaged or of another version.
     """
 
     def __init__(self, run: RunInfo) -> None:
@@ -84,7 +84,7 @@ class RunWatcher:
         self._board = Board.open(run.path / paths.BOARD)
         self._tail: Tail | None = None
         self._world: World | None = None
-        self._used = 0  # cells that were ever taken
+        self._used = 0  # cells that a process ever used
         self._parked: dict[int, str] = {}
 
     def close(self) -> None:
@@ -92,7 +92,12 @@ class RunWatcher:
             self._tail.close()
 
     def look(self, ranks: int | None = None) -> dict[str, Any]:
-        """The picture now. `ranks`: how many are described one by one, None = all; the rest are in `folded`."""
+        """Take a picture. `ranks`: most ranks to describe one by one, None = all; `folded` counts the rest.
+
+        Raises:
+            OSError: The journal cannot be read.
+            PlatformError: The world file is damaged.
+        """
         board, now = self._board, time.monotonic_ns()
         self._read_journal()
         world = self._read_world()
@@ -182,7 +187,7 @@ class RunWatcher:
         return self._world
 
     def _checked(self, world: World) -> World:
-        """Raises PlatformError for a world of workers that are not on the board."""
+        """Return the world, or raise PlatformError if it names workers without a cell on the board."""
         if not all(0 <= place.cell < self._board.cells for place in world.places):
             raise PlatformError(
                 f"the world file of run {self.run.run_id} is damaged: it names workers that the board has not"
@@ -211,7 +216,7 @@ class RunWatcher:
         return UNPROTECTED if not protected else DEGRADED if missing else HEALTHY
 
     def _protected(self, holders: dict[int, int]) -> tuple[bool | None, bool]:
-        """Has every rank called protect()? None when none has trained without it either. And has any trained?"""
+        """Has every rank called protect(), and has any rank trained? None if no rank has trained without protect() yet."""
         column = self._board.column(F.FLAGS, self._used)
         flags = [column[i] if i < self._used else 0 for i in holders]
         trained = any(f & _STEPPED for f in flags)
@@ -286,7 +291,7 @@ class RunWatcher:
 
 
 def _head(board: Board) -> dict[str, Any]:
-    """What the launcher says of the whole run: its phase, and the incident that goes on."""
+    """Read the launcher's report on the whole run: its phase, the current incident and the current stall."""
     with contextlib.suppress(ValueError):
         head = loads(board.run_text())
         if _HEAD(head):
@@ -295,14 +300,14 @@ def _head(board: Board) -> dict[str, Any]:
 
 
 def _next_step(last: int, cell: Cell | None) -> int:
-    """Index of the step whose update comes next; the gate at the end of a loop belongs to no step."""
+    """Return the index of the step whose update comes next; the gate at the end of a loop belongs to no step."""
     if cell is None or last < 0:
         return 0
     return last + 1 + cell.shift - int(cell.has(Flag.LOOP_DONE))
 
 
 def _stall(told: dict[str, Any] | None, now: float) -> dict[str, Any] | None:
-    """What the launcher says of a world in which nothing moves, with ages instead of times."""
+    """Return the launcher's report on a stall, with ages in seconds instead of times."""
     if told is None:
         return None
     until = told["until"]
@@ -333,7 +338,7 @@ def _notes(cell: Cell, device: dict[str, Any] | None) -> list[str]:
 
 
 def _incident(raw: dict[str, Any], account: Account) -> dict[str, Any]:
-    """What a list of incidents shows of one."""
+    """Return the fields of an incident that a list of incidents shows."""
     began = float(raw.get("began_ns", 0)) / 1e9
     return {
         "number": account.incidents.index(raw) + 1,
@@ -346,7 +351,7 @@ def _incident(raw: dict[str, Any], account: Account) -> dict[str, Any]:
 
 
 def _resident(pid: int) -> int | None:
-    """Bytes of memory that a process uses, shared ones included."""
+    """Return the resident bytes of a process, shared memory included; None without the process."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
     except (OSError, ValueError, IndexError):
