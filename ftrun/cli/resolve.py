@@ -28,8 +28,8 @@ _MORE_VARIABLES = {
     "shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
     "log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
 }
-# options whose values are fields of Settings
 _DEBUGGING = 86400.0  # seconds that the others wait at least
+# options whose values are fields of Settings
 _AS_THEY_ARE = (
     "max-restarts max-replacements snapshot-every log-dir keep-logs stop-timeout heartbeat-interval heartbeat-timeout hang-timeout "
     "hang-floor hang-ceiling nonfinite check-every inexact start-timeout recover-timeout shutdown-timeout role virtual-local-rank "

@@ -158,8 +158,7 @@ def beat_start(life_address: int, beat_address: int, interval: float, launcher_p
     for `orphan_grace` seconds it kills this process, with its whole process group if it leads one (0 = never).
 
     Raises:
-        OSError: EBUSY when the lock is taken.
-        EALREADY: When the thread runs.
+        OSError: EBUSY if the lock is taken, EALREADY if the thread runs.
     """
     _check(_beat_start(life_address, beat_address, interval, launcher_pid, orphan_grace))
 
@@ -225,8 +224,8 @@ def populate(address: int, length: int, write: bool) -> None:
     """Fault in the pages of the range without changing them. The range must lie inside the file.
 
     Raises:
-        OSError: EFAULT beyond the file (SIGBUS before Linux 5.14), EACCES to write what is mapped read-only.
-        ENOMEM
+        OSError: EFAULT beyond the file (SIGBUS before Linux 5.14), EACCES to write what is mapped read-only,
+            ENOMEM without room.
     """
     _check(_populate(address, length, write))
 

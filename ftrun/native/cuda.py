@@ -115,8 +115,7 @@ def driver_version() -> tuple[int, int]:
     """The CUDA version of the driver, such as (12, 4).
 
     Raises:
-        CudaError: ENOENT without one.
-        ENOSYS: Before CUDA 12.0.
+        CudaError: ENOENT without a driver, ENOSYS for one before CUDA 12.0.
     """
     version = c_int()
     _check(_driver(byref(version)))
@@ -226,8 +225,7 @@ def create(ordinal: int, address: int, length: int) -> int:
     """New zeroed memory, mapped at `address` in a reserved range; a descriptor by which others map it (caller closes).
 
     Raises:
-        CudaError
-        ENOMEM: When the device is full and EOPNOTSUPP when it cannot share memory.
+        CudaError: ENOMEM if the device is full, EOPNOTSUPP if it cannot share memory.
     """
     return _check(_create(ordinal, address, length))
 

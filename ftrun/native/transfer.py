@@ -238,7 +238,11 @@ class Facts:
         return offset.value, int(size)
 
     def prepare(self, ring: int) -> None:
-        """Initialize the zeroed memory at `ring` (ring_bytes) before the others see it."""
+        """Initialize the zeroed memory at `ring` (ring_bytes) before the others see it.
+
+        Raises:
+            TransferError: EINVAL for facts that do not fit together.
+        """
         code = _exchange_init(ring, ctypes.byref(self._native))
         if code < 0:
             raise TransferError(-code, -1)
