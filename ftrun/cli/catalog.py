@@ -35,7 +35,7 @@ COMMANDS: dict[str, Listed] = {
 
 # what most runs need, in few words; `ftrun run --help` has every option with its default
 COMMON = (
-    ("--nproc-per-node N", "Workers on this node: a number, gpu, gpu:0,2, cpu or auto."),
+    ("--nproc-per-node N", "Workers on this node: a number, gpu, gpu:0,2, cpu, auto."),
     ("--nnodes N", "Nodes, or MIN:MAX."),
     ("--rdzv-endpoint HOST", "Where the nodes meet, with --rdzv-backend c10d."),
     ("--spares K", "Warm spare workers (1 without it)."),

@@ -35,6 +35,7 @@ OTHERS = {"pip install .": "tests/docs/follow.py, in an environment of its own"}
 # how a command begins -> why no test here runs it
 NOT_RUN = {
     "ftrun --nnodes 2 --rdzv-backend file": "tests/host/nodes starts several nodes",
+    "ftrun --nnodes 2 --rdzv-backend etcd": "tests/host/nodes does, with an etcd",
     "ftrun verify ": "test_verify, a slow one",
     "ftrun --nproc-per-node 2 --metrics-file": "tests/view/test_metrics.py has such a run",
 }

@@ -15,7 +15,7 @@ FEW, EACH = 4, 12  # collectives, and calls for each further one
 RANKS = 2
 # what is there as often as a step needs to be looked at every 20 ms, as often as a rank is woken at its gate, and where it opens it
 BY_TIME = (
-    "worker/step/stop_hooks.py:look", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/board.py:",
+    "worker/step/stop_hooks.py:look", "core/traced_away.py:", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/board.py:",
     "worker/step/same_gate.py:", "worker/step/replica_check.py:may_open", "worker/link/observer.py:tell",
     "worker/link/run_link.py:stop_pending", "worker/link/run_link.py:cut_short",
 )  # fmt: skip
