@@ -346,8 +346,8 @@ from pathlib import Path
 from ftrun import native
 from ftrun.core.shared.board import Board, F
 board = Board.create(Path(sys.argv[1]) / "board", 2)
-if sys.argv[2] == "stays":
-    board.stay_mapped()
+if sys.argv[2] == "goes":
+    board = Board.open(Path(sys.argv[1]) / "board")
 lock = board.cell(0).field_address(F.LIFE)
 native.life_init(lock)
 ready, here = os.pipe()

@@ -300,13 +300,14 @@ class Board:
         OSError: The file cannot be made, opened or mapped.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, for_good: bool = False) -> None:
         size = os.fstat(fd).st_size
         if size < _CELLS_AT or size % _WORD:
             raise PlatformError(f"the run's board is damaged: it has {size} bytes; end the run and start it again")
         self._map = mmap.mmap(fd, 0)
         self._words = memoryview(self._map).cast("Q")
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Native threads wait in the map. One may still run when Python ends and drops the map: then the memory must stay (else SIGSEGV).
+        self.address = native.map_fd(fd, size) if for_good else ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if self._words[Head.MAGIC] != MAGIC or self._words[Head.VERSION] != VERSION:
             raise PlatformError("the run's board has another format: launcher and workers must use the same ftrun")
         self.cells = int(self._words[Head.CELLS])
@@ -330,16 +331,9 @@ class Board:
             head = (MAGIC, VERSION, cells, gate.pack(gate.GateWord(0, True, -1)))
             os.pwrite(fd, b"".join(v.to_bytes(8, "little") for v in head), 0)
             os.rename(unfinished, path)
-            return cls(fd)
+            return cls(fd, for_good=True)
         finally:
             os.close(fd)
-
-    def stay_mapped(self) -> None:
-        """Keep the file mapped until the process ends, whatever becomes of this object.
-
-        Native threads wait in the map. At the end of Python one of them may still run, and would find its memory gone (SIGSEGV).
-        """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
 
     @staticmethod
     def make_room(path: Path, cell: int) -> None:
@@ -358,10 +352,11 @@ class Board:
             os.close(fd)
 
     @classmethod
-    def open(cls, path: Path) -> Board:
+    def open(cls, path: Path, for_good: bool = False) -> Board:
+        """Map a board. `for_good`: `address` stays mapped until the process ends, as `create` has it."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(fd)
+            return cls(fd, for_good)
         finally:
             os.close(fd)
 

@@ -231,7 +231,6 @@ class _Run:
 
     def _board(self) -> Board:
         board = Board.create(self._run_dir / paths.BOARD, _SPARE_CELLS + self._settings.nproc + self._settings.spares)
-        board.stay_mapped()
         board[Head.LAUNCHER_PID] = os.getpid()
         board[Head.WORLD_SIZE] = self._settings.nproc
         return board

@@ -48,8 +48,7 @@ class Context:
         self, run_dir: Path, cell: int, stop_timeout: float = 10.0, nonfinite: str = "redo", check_every: int = 0
     ) -> None:
         self.run_dir = run_dir
-        self.board = Board.open(run_dir / paths.BOARD)
-        self.board.stay_mapped()
+        self.board = Board.open(run_dir / paths.BOARD, for_good=True)
         self.cell: Cell = self.board.cell(cell)
         self._words = self.cell.words()
         self.gate_word = self.board.words_of_gate()
