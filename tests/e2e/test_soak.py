@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import tempfile
 from pathlib import Path
@@ -41,10 +40,7 @@ def test_signals(row: dict[str, int | str]) -> None:
         reference = program.plain(Path(folder) / "plain")
         striker, found = strikes.run(Path(folder) / "run", program, planned, reference)
     assert not found, "\n".join([f"struck: {dict(striker.struck)}", *found[:8]])
-    # on a busy machine a frozen helper is missed late, and the steps are over before the last signals
-    done = sum(striker.struck.values())
-    assert done >= 0.6 * len(planned), f"only {done} of {len(planned)} signals were sent before the steps were over"
-    assert striker.struck == collections.Counter(strike.kind for strike in planned[:done])
+    assert {kind: striker.struck[kind] for kind in strikes.KINDS} == {kind: row[kind] for kind in strikes.KINDS}
 
 
 @pytest.mark.slow

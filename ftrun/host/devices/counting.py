@@ -95,12 +95,13 @@ def chosen_gpus(text: str) -> str:
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"--nproc-per-node {text} names a GPU twice; each worker has one of its own")
     there = gpu_count() or count_by_nvml(os.environ)
+    named = os.environ.get(VARIABLE)
+    visible = list(map(str, range(there))) if named is None else entries(named)[:there]
+    there = len(visible)
     if max(numbers) >= there:
         seen = f"{there} GPUs, 0 to {there - 1}" if there > 1 else "one GPU, 0" if there else "no GPU"
         raise UsageError(f"--nproc-per-node {text}: there is no GPU {max(numbers)}; this machine shows {seen}")
-    named = os.environ.get(VARIABLE)
-    visible = None if named is None else entries(named)
-    return ",".join(str(n) if visible is None or n >= len(visible) else visible[n] for n in numbers)
+    return ",".join(visible[n] for n in numbers)
 
 
 def gpu_count() -> int:

@@ -96,7 +96,6 @@ class OwnEtcd:
         self.keys: dict[str, tuple[str, int, int]] = {}  # base64 of the key -> value, revisions of its creation and last change
         self.revision = 1
         self.token = "first"
-        self.asked: list[str] = []
         self.before: Callable[[str, dict[str, Any]], tuple[int, bytes] | None] = lambda path, body: None
         self.lost: set[str] = set()  # paths whose next answer is lost
         self._lock = threading.Lock()
@@ -109,7 +108,6 @@ class OwnEtcd:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 path = self.path.removeprefix("/v3/")
                 with own._lock:
-                    own.asked.append(path)
                     status, data = own.before(path, body) or own._answer(path, body, self.headers.get("Authorization"))
                 if path in own.lost:
                     own.lost.discard(path)

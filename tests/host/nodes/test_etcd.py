@@ -99,6 +99,9 @@ def test_no_leader_and_no_room_are_for_now(own: OwnEtcd) -> None:
         own.before = lambda path, body, text=text: refusal(14, text, 503)  # type: ignore[misc]
         with pytest.raises(OSError, match=re.escape(f"etcd at {own.endpoint} does not answer: {text}")):
             first.put("agent.a", {})
+    own.before = lambda path, body: (502, b"<html>Bad Gateway</html>")
+    with pytest.raises(OSError, match=r"does not answer: HTTP 502 from 127.0.0.1"):
+        first.put("agent.a", {})
     own.before = lambda path, body: None
     first.put("agent.a", {})
 

@@ -6,13 +6,26 @@ changed. No carrier compares clocks of machines: an agent that asks whether a pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ftrun.core.errors import FtrunError
 
 Record = dict[str, Any]
 OVER = "over"  # the record that ends a run for everyone
+
+
+def session(numbers: Iterable[int], is_over: Callable[[int], bool]) -> tuple[int, list[int]]:
+    """Choose the session of a start among those that a run of this id has left; return also those to delete.
+
+    A session that has ended is never used again, so that no agent reads records of an earlier run. The last one before the present one
+    stays, since an agent that is slow to leave may still read it.
+    """
+    known = sorted(numbers)
+    number = known[-1] if known else 0
+    if known and is_over(number):
+        number += 1
+    return number, [old for old in known if old < number - 1]
 
 
 class CarrierLost(FtrunError):

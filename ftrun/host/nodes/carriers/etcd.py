@@ -1,7 +1,6 @@
 """Keeps records in etcd, through the JSON gateway that every etcd from 3.4 on serves on its client port. Standard library only.
 
-The keys of a run begin with `ftrun/RUN/SESSION/`. Sessions are numbered as in a shared folder: one that has ended (it has a record `over`)
-is never used again, and only the one before the present session is kept.
+The keys of a run begin with `ftrun/RUN/SESSION/`; sessions are numbered as in a shared folder.
 
 Theory of operation. Every request may be sent twice, since an answer can be lost together with the etcd member that gave it. A put is the
 same when it is done again. A creation is a transaction that writes only where no key is; if it finds a key, it also reads it. A value names
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
 from ftrun.host.nodes.carriers.addresses import is_loopback, outbound_address, split_endpoint
-from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record
+from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record, session
 
 if TYPE_CHECKING:
     import ssl
@@ -124,19 +123,18 @@ class Gateway:
         """
         trouble: Exception = OSError("no member")
         for number in range(len(self._etcd.members) + 1):
-            at_first = number == 0  # its connection may be an old one, which the member has closed since
+            if number > 1:  # the first is asked twice: the member may have closed an old connection
+                self._at = (self._at + 1) % len(self._etcd.members)
             try:
                 return self._authorized(path, body)
             except _Refused as error:
-                if error.code in (_INVALID, _DENIED, _UNAUTHENTICATED, _PRECONDITION):
+                if error.code in (_INVALID, _DENIED, _UNAUTHENTICATED):
                     who = f"user {self._etcd.user}" if self._etcd.user else "a request without a user (--rdzv-conf user=NAME:PASSWORD)"
                     raise UsageError(f"{self._etcd.where} refuses {who}: {error}") from None
                 trouble = error  # this member has no leader, no room, or is just starting
             except (OSError, ValueError) as error:
                 trouble = error
             self.close()
-            if not at_first:
-                self._at = (self._at + 1) % len(self._etcd.members)
         why = getattr(trouble, "strerror", "") or str(trouble) or type(trouble).__name__
         raise OSError(f"{self._etcd.where} does not answer: {why}") from None
 
@@ -178,6 +176,8 @@ class Gateway:
             raw = None
         if not isinstance(raw, dict):
             host, port = self._etcd.members[self._at]
+            if status >= 500:
+                raise OSError(f"HTTP {status} from {host}:{port}")  # a proxy before an etcd that is down
             raise UsageError(
                 f"what listens on {host}:{port} does not answer as etcd 3.4 or later does (HTTP {status}); is --rdzv-endpoint the client "
                 "port of etcd, and is its gRPC gateway on?"
@@ -233,13 +233,10 @@ class Etcd:
         """Choose the prefix of this session's keys, and delete what older ones left."""
         answer = self._gateway.ask("kv/range", {**_under(self._run), "keys_only": True})
         names = [_text(kv["key"]).removeprefix(self._run) for kv in answer.get("kvs", ())]
-        numbers = sorted({int(first) for name in names if (first := name.partition("/")[0]).isdigit()})
-        number = numbers[-1] if numbers else 0
-        if f"{number}/{OVER}" in names:
-            number += 1
-        for old in numbers:
-            if old < number - 1:  # somebody who is slow to leave may still read the last one before this
-                self._gateway.ask("kv/deleterange", _under(f"{self._run}{old}/"))
+        numbers = {int(first) for name in names if (first := name.partition("/")[0]).isdigit()}
+        number, outdated = session(numbers, lambda one: f"{one}/{OVER}" in names)
+        for old in outdated:
+            self._gateway.ask("kv/deleterange", _under(f"{self._run}{old}/"))
         return f"{self._run}{number}/"
 
     def view(self) -> Mapping[str, Record]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ftrun.core.errors import UsageError
 from ftrun.core.system import files
-from ftrun.host.nodes.carriers.carrier import OVER, Record
+from ftrun.host.nodes.carriers.carrier import OVER, Record, session
 
 _LOCK = ".lock"
 _SUFFIX = ".json"
@@ -75,13 +75,10 @@ class Folder:
 
     @staticmethod
     def _session(folder: Path) -> Path:
-        numbers = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-        number = numbers[-1] if numbers else 0
-        if (folder / str(number) / f"{OVER}{_SUFFIX}").exists():
-            number += 1
-        for old in numbers:
-            if old < number - 1:  # the last one before this may still be read by somebody who is slow to leave
-                shutil.rmtree(folder / str(old), ignore_errors=True)
+        numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+        number, outdated = session(numbers, lambda one: (folder / str(one) / f"{OVER}{_SUFFIX}").exists())
+        for old in outdated:
+            shutil.rmtree(folder / str(old), ignore_errors=True)
         path = folder / str(number)
         path.mkdir(mode=0o700, exist_ok=True)
         return path
