@@ -146,8 +146,7 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
         from ftrun.host.devices.quarantine import check
 
         check(Path(quarantine))
-    # what is no Python cannot be warmed up, and nothing is replaced in place in a world of several nodes yet
-    spares = 0 if kind == "program" or nodes.most > 1 else values["spares"]
+    spares = 0 if kind == "program" else values["spares"]  # what is no Python cannot be warmed up
     rdzv_id = "" if values["standalone"] else _rdzv_id(values["rdzv-id"])
     as_they_are = {name.replace("-", "_"): values[name] for name in _AS_THEY_ARE}
     if debug_rank is not None:  # waiting for a person takes long

@@ -363,6 +363,31 @@ class PeerFailed(Event):
 
 
 @dataclass(frozen=True)
+class WorldStops(Event):
+    """Another node stops the world of several nodes, to repair it in place. `cause` is for people."""
+
+    t: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class WorldDecided(Event):
+    """Every node has stopped for `generation`, and all go on with gate number `resume`."""
+
+    t: float
+    generation: int
+    resume: int
+
+
+@dataclass(frozen=True)
+class WorldRestored(Event):
+    """Every rank of every node is restored in `generation`."""
+
+    t: float
+    generation: int
+
+
+@dataclass(frozen=True)
 class WorldEnded(Event):
     """The run is over on every node (`code` 0: well), or the other nodes cannot be reached. `detail` is for people.
 
@@ -429,6 +454,32 @@ class Publish(Action):
     attempt: int = 0
     devices: tuple[str, ...] = ()
     rollback: bool = False
+
+
+@dataclass(frozen=True)
+class TellStopped(Action):
+    """Tell the other nodes that each living rank of this one has stopped or finished its update: the answer is WorldDecided.
+
+    `last`: the last gate that this node's word opened.
+    """
+
+    generation: int
+    last: int
+
+
+@dataclass(frozen=True)
+class DecideGate(Action):
+    """Write what all nodes agreed on into this node's word, closed for `generation`: ranks that wait at gate `resume` - 1 pass."""
+
+    generation: int
+    resume: int
+
+
+@dataclass(frozen=True)
+class TellRestored(Action):
+    """Tell the other nodes that every rank of this one is restored: the answer is WorldRestored."""
+
+    generation: int
 
 
 @dataclass(frozen=True)

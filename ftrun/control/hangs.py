@@ -209,7 +209,7 @@ class Watch:
         here = [r for r in ranks if r.looping]
         waiting = [r for r in here if self._waits(r)]
         if here and len(waiting) == len(here):
-            return self._all_wait(last, here)
+            return None if any(r.elsewhere for r in here) else self._all_wait(last, here)
         return self._some_wait(here, waiting)
 
     def _count(self, now: float, generation: int, last: int) -> None:

@@ -107,6 +107,8 @@ def stop(config: Config, state: State) -> Result:
         tail=(),
         resume=-1,
         opened=False,
+        last=None,
+        reported=WorkerStage.NONE,
         recovering=True,
         repaired=True,
         store_lost=False,
@@ -120,22 +122,58 @@ def meeting(state: State) -> bool:
 
 
 def gate_closed(config: Config, state: State, event: events.GateClosed) -> Result:
-    """Take over the step to resume."""
+    """Take over the step to resume; on one of several nodes all of them decide it."""
     if event.generation != state.generation:
         return state, ()
+    if config.shared:
+        return _meet(config, replace(state, last=event.last))
     resume = event.last + 1 if state.rollback < 0 else state.rollback
     return _meet(config, replace(state, resume=resume))
 
 
 def _meet(config: Config, state: State) -> Result:
     """Refill the empty ranks and tell everyone the new world, once its step and the ends of all dying workers are known."""
-    if state.resume < 0 or any(w.dying for w in state.ranked()):
+    if state.resume < 0:
+        return _tell_stopped(state) if config.shared else (state, ())
+    if any(w.dying for w in state.ranked()):
         return state, ()
     if devices.short(config, state):
         return devices.without(config, state)
     state, publish, spawns = _refill(config, replace(state, phase=RunPhase.REPAIRING), state.resume, tail=False)
     state, more = progress(config, state)
     return state, (publish, *spawns, *more)
+
+
+def _tell_stopped(state: State) -> Result:
+    """Tell the other nodes where this one stopped: once none of its ranks moves any more, its part of their decision is final."""
+    moving = [w for w in state.ranked() if w.dying or w.answered < WorkerStage.STOPPED]
+    if state.last is None or state.reported or moving:
+        return state, ()
+    return replace(state, reported=WorkerStage.STOPPED), (events.TellStopped(state.generation, state.last),)
+
+
+def world_stops(config: Config, state: State, event: events.WorldStops) -> Result:
+    """Stop with the other nodes; a node whose ranks cannot be repaired in place makes all of them start anew."""
+    if not state.armed or any(w.finished for w in state.workers):
+        return restarts.peer_failed(config, state, events.PeerFailed(event.t, event.cause))
+    state, orders = stop(config, state)
+    return state, (Say("peer_stops", detail=event.cause), *orders)
+
+
+def world_decided(config: Config, state: State, event: events.WorldDecided) -> Result:
+    """Take over the step that all nodes go on with."""
+    if event.generation != state.generation or not state.reported:
+        return state, ()
+    state, orders = _meet(config, replace(state, resume=event.resume))
+    return state, (events.DecideGate(event.generation, event.resume), *orders)
+
+
+def world_restored(config: Config, state: State, event: events.WorldRestored) -> Result:
+    """Let the ranks of this node pass gates again, since every rank of every node is restored."""
+    if event.generation != state.generation or state.opened:
+        return state, ()
+    state, orders = progress(config, replace(state, opened=True))
+    return state, (OpenGate(event.generation), *orders)
 
 
 def staged(config: Config, state: State, event: events.Stage) -> Result:
@@ -161,15 +199,21 @@ def progress(config: Config, state: State) -> Result:
             state = replace(state, lost=with_item(state.lost, worker.rank, None))
     state = replace(state, tail=tuple(r for r in state.tail if r in state.replaced))
     orders: list[Action] = []
+    if state.phase is RunPhase.STOPPING and config.shared:
+        return _tell_stopped(state)
     if state.phase is RunPhase.REPAIRING:
         least = min(w.answered for w in state.ranked())
-        if least >= WorkerStage.RESTORED and not state.opened:
+        if least >= WorkerStage.RESTORED and not state.opened and state.reported < WorkerStage.RESTORED:
             if _may_not_go_on(config, state):
                 state, ending = _end_inexact(state)
                 return state, (*orders, *ending)
-            state = replace(state, opened=True)
-            orders.append(OpenGate(state.generation))
-        if least >= WorkerStage.RESUMED:
+            if config.shared:
+                state = replace(state, reported=WorkerStage.RESTORED)
+                orders.append(events.TellRestored(state.generation))
+            else:
+                state = replace(state, opened=True)
+                orders.append(OpenGate(state.generation))
+        if least >= WorkerStage.RESUMED and state.opened:
             now = state.generation
             state = replace(state, phase=RunPhase.RUNNING, rollback=-1)
             state = state.each(lambda w: w if w.rank is None else replace(w, generation=now))
@@ -347,6 +391,8 @@ def stalled(config: Config, state: State, event: events.Stalled) -> Result:
     slow = awaited(state)
     if event.generation != state.generation or not slow or {w.cell for w in slow} - {*event.workers}:
         return state, ()
+    if config.shared and all(w.answered >= WorkerStage.READY for w in slow):
+        return state, ()  # they wait for ranks of another node, which replaces them
     cause = f"held the repair up: no progress for {event.seconds:.0f} s" + (f" at {event.where}" if event.where else "")
     if len(slow) == len(state.holder) > 1 and min(w.answered for w in slow) == WorkerStage.READY:
         # all want to meet the others and cannot: the links are the suspects

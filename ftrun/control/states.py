@@ -114,8 +114,10 @@ class State:
     protected: tuple[bool, ...] = ()
     stepped: bool = False  # some rank's optimizer took a step in this attempt
     tail: tuple[int, ...] = ()  # ranks replaced after the loop whose new holder is not there yet
-    resume: int = -1  # gate number at which an incident's generation goes on, -1 = its gate is not closed yet
+    resume: int = -1  # gate number at which an incident's generation goes on, -1 = not known yet
     opened: bool = False  # the gate of an incident's generation opened again
+    last: int | None = None  # of several nodes: the last gate that this one's word opened, None = its gate is not closed yet
+    reported: WorkerStage = WorkerStage.NONE  # of several nodes: how far this one told the others that all of its ranks are
     recovering: bool = False  # "recovered" is still to be reported
     repaired: bool = False  # something was repaired in place in this attempt, or is
     doubted: bool = False  # a worker of this attempt has a reason not to call a result with repairs exact

@@ -33,7 +33,7 @@ class Rank:
     `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
     known, how many of its collectives the rank has entered; `all_counted` False: it may have groups beside these. `excuse`: first,
     call, compiling, outside (of a body) or "". `counted`: the generation in which that count began; ranks of several cannot be compared.
-    `cut`: a collective of its failed in this world.
+    `cut`: a collective of its failed in this world. `elsewhere`: it may wait for a rank of another node, of which nothing is known here.
     `looping` False: it has not begun, or has left the loop.
     """
 
@@ -53,6 +53,7 @@ class Rank:
     all_counted: bool = True
     counted: int = 0
     cut: bool = False
+    elsewhere: bool = False
 
     @property
     def in_collective(self) -> bool:

@@ -117,7 +117,7 @@ def _rank_moves(rules: Rules, model: Model, index: int, rank: Rank) -> Iterator[
                 yield _put(model, index, rank._replace(pc=UPDATE, seal=OPEN))
         elif verdict == gate.WAIT:
             yield _put(model, index, rank._replace(pc=PEEKED, raw=word))
-        elif rules.leave_undecided or model.agent.published > rank.generation:
+        else:
             yield _put(model, index, rank._replace(pc=STOPPED))
     elif rank.pc == PEEKED:
         swapped = gate.opened(rank.raw, rank.generation, rank.step, _arrivals(model, rank.generation))
@@ -178,7 +178,7 @@ def _agent_moves(rules: Rules, model: Model) -> Iterator[Model]:
     if agent.pc == READ:
         yield model._replace(agent=agent._replace(pc=CLOSE, raw=word))
     elif agent.pc == CLOSE:
-        closed = gate.closed(agent.raw, agent.generation)
+        closed = gate.closed(agent.raw, agent.generation, undecided=len(model.words) > 1 and not rules.leave_undecided)
         assert closed is not None
         if word == agent.raw or rules.plain_store:
             pc, node = (READ, agent.node + 1) if after else (DECIDE, 0)

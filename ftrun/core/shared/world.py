@@ -22,16 +22,30 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A world over several nodes. `size`: all of its ranks; `firsts`: the first rank of each node, which speaks for the node.
+
+    `address`: where the others reach this node; `meeting`: a part of the keys in the store that is equal on every node, and unique.
+    """
+
+    size: int
+    firsts: tuple[int, ...]
+    address: str
+    meeting: str
+
+
+@dataclass(frozen=True)
 class World:
     """A generation. `resume` is a gate number; `replaced` are ranks whose worker is new and must restore.
 
     `tail`: no rank is stopped; the replaced ranks died after the loop and only run the script's end again.
     `fresh`: every worker starts its script anew and restores nothing (first start, or a restart of the world).
-    `group_rank` is this node's index among several; `places` are those of this node only.
+    `group_rank` is this node's index among several.
     `rollback`: all ranks go back to the host snapshot of step `resume`.
     `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = the launcher's value.
     `stamp` is equal on every node, and unique among runs of the same id, restarts and rollbacks.
     `lost` maps each replaced rank to the cell of the incarnation that died.
+    `places`, `replaced` and `lost` have this node's ranks only, by their ranks in the world; `span`: of several nodes, else None.
     """
 
     generation: int
@@ -48,10 +62,17 @@ class World:
     rollback: bool = False
     devices: tuple[str, ...] = ()
     stamp: str = ""
+    span: Span | None = None
 
     @property
     def size(self) -> int:
-        return len(self.places)
+        """Return the number of all ranks, also of those on other nodes."""
+        return len(self.places) if self.span is None else self.span.size
+
+    @property
+    def here(self) -> frozenset[int]:
+        """Return this node's ranks."""
+        return frozenset(place.rank for place in self.places)
 
     def rank_of(self, cell: int) -> int | None:
         """Return the rank of incarnation `cell` in this world, None if it has none."""
@@ -65,12 +86,12 @@ class World:
         raise KeyError(rank)
 
     def everyone(self, board: Board, stage: int) -> bool:
-        """Has every rank answered `stage` of this generation (or of a later one)?"""
+        """Has every rank of this node answered `stage` of this generation (or of a later one)?"""
         return all(board.cell(p.cell)[stage] >= self.generation for p in self.places)
 
     def prefix(self) -> str:
         """Return the prefix of this generation's store keys."""
-        return f"ftrun/{self.attempt}/{self.generation}"
+        return f"ftrun/{self.attempt}/{self.generation}" if self.span is None else f"ftrun/{self.span.meeting}"
 
 
 def world_path(run_dir: Path, generation: int) -> Path:

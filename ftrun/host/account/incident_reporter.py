@@ -180,7 +180,7 @@ class Narrator:
             line = messages.PROTECTED
         else:
             grouped = any(c.has(Flag.GROUP) for c in cells)
-            line = messages.unprotected(grouped, settings.max_restarts, settings.nodes.most > 1)
+            line = messages.unprotected(grouped, settings.max_restarts)
         self._note("protection", protected=known == PROTECTED)
         self._log(line)
 

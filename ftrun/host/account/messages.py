@@ -65,6 +65,7 @@ WORDS = {
     "failed": "rank {rank} failed: {detail}",
     "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
     "peer_failed": "{detail}; stopping this node's workers",
+    "peer_stops": "{detail}; this node stops with it, and they go on together",
     "world_ended": "the run ends: {detail}",
     "spare_died": "spare {worker} ended ({detail})",
     "spares_given_up": "{detail} spares in a row ended before they were ready; going on without spares",
@@ -144,11 +145,9 @@ _GROUP = '`init_process_group("ftrun")`'
 _LOOP = "`job = ftrun.protect(model, optimizer)`, `for step in job.steps(n):`, `with step:`"
 
 
-def unprotected(grouped: bool, max_restarts: int, nodes: bool) -> str:
-    """Word the line when a script trains unprotected. `grouped`: it made a group of ours; `nodes`: the run has several."""
+def unprotected(grouped: bool, max_restarts: int) -> str:
+    """Word the line when a script trains unprotected. `grouped`: it made a group of ours."""
     cost = "after a death all workers start again from the beginning" if max_restarts else "a death ends the run"
-    if nodes:
-        return f"not protected: {cost}, since nothing is repaired in place in a run of several nodes yet"
     lines = f"three more lines change that: {_LOOP}" if grouped else f"four lines change that: {_GROUP}, {_LOOP}"
     return f"not protected: {cost}; {lines}"
 

@@ -40,7 +40,7 @@ class Detectors:
         self._beats: BeatWatch[int] = BeatWatch(settings.heartbeat_interval)
         self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
-        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir)
+        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir, settings.nodes.most < 2)
         self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
         self._often = settings.heartbeat_interval / LOOKS

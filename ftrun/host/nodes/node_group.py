@@ -15,12 +15,13 @@ from typing import Any, Protocol
 from ftrun.control import events as ev
 from ftrun.core.amounts import count
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
+from ftrun.core.shared.world import Span
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
 from ftrun.host.nodes.membership.open import Rendezvous
 from ftrun.host.nodes.membership.session import Session
-from ftrun.host.nodes.membership.table import NodePlace, sentence, weight
+from ftrun.host.nodes.membership.table import NodePlace, RoundTable, sentence, weight
 
 
 class StoreHost(Protocol):
@@ -60,7 +61,10 @@ class SoleNode:
     def same_port(self, port: int) -> int:
         return port
 
-    def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
+    def span(self) -> None:
+        """Return None: this node has the whole world."""
+
+    def saw(self, event: ev.Event, actions: Iterable[ev.Action], rank: int | None) -> None:
         """Do nothing: there are no others to tell."""
 
     def next_round(self) -> None:
@@ -90,6 +94,10 @@ class Peers:
         self._inbox: deque[News] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news)
+        self._table: RoundTable | None = None  # of the present world
+        self._incident = 0  # number of the newest repair of the present world, the same on every node
+        self._stopped = 0  # the generation that it has on this node
+        self._heard: Record | None = None  # the last repair that another node began
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
 
@@ -115,13 +123,32 @@ class Peers:
         """Return the port of the next store, after one on `port` died: any, since the nodes meet anew and learn it."""
         return self.store_port
 
+    def span(self) -> Span | None:
+        """Return the present world over all of its nodes, None if it is on this one alone."""
+        if self._table is None or self.place.nodes < 2:
+            return None
+        firsts = tuple(self._table.place(member.id).first_rank for member in self._table.members)
+        meeting = f"{self.stamp}/{self._incident}"
+        return Span(self.place.world_size, firsts, self._table.members[self.place.node].addr, meeting)
+
     # -- to the others -----------------------------------------------------------------------------------------------
 
-    def saw(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
-        """Note for the other nodes what the machine's answer `actions` to `event` means, before the agent carries it out."""
+    def saw(self, event: ev.Event, actions: Iterable[ev.Action], rank: int | None) -> None:
+        """Note for the other nodes what the machine's answer `actions` to `event` means, before the agent carries it out.
+
+        `rank`: which of this node's ranks the event is about, if any.
+        """
         for action in actions:
             if isinstance(action, ev.Say) and action.what == "world_stopped" and action.rank is not None:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
+            elif isinstance(action, ev.Say) and action.what == "peer_failed" and isinstance(event, ev.WorldStops):
+                self._failure = self._heard  # a repair that this node cannot take part in
+            elif isinstance(action, ev.CloseGate):
+                self._closes(event, action, rank)
+            elif isinstance(action, ev.TellStopped):
+                self._session.stopped(self.place.round, self._incident, action.last)
+            elif isinstance(action, ev.TellRestored):
+                self._session.restored(self.place.round, self._incident)
             elif isinstance(action, ev.NodeDone):
                 self._session.finished()
                 self._listener.log(_node_done(self.place.nodes))
@@ -130,6 +157,19 @@ class Peers:
                 self._session.end(self._last_words(action, actions))
         if isinstance(event, ev.ServiceDied) and event.service == "store":
             self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
+
+    def _closes(self, event: ev.Event, order: ev.CloseGate, rank: int | None) -> None:
+        """Begin a repair for all nodes when this one's gate closes, unless another node has begun it."""
+        if order.generation == self._stopped:
+            return  # the same order again
+        self._stopped = order.generation
+        if isinstance(event, ev.WorldStops):
+            return
+        self._incident += 1
+        world_rank = None if rank is None else self.global_rank(rank)
+        cause = str(getattr(event, "cause", "") or getattr(event, "signature", "")) or "died"
+        about = {"kind": "failed", "rank": world_rank, "local_rank": rank, "cause": cause, "weight": _weight_of(event)}
+        self._session.stops(self.place.round, self._incident, {**about, **self._where()})
 
     def next_round(self) -> None:
         """Meet the other agents anew, after every worker of ours has ended."""
@@ -196,6 +236,7 @@ class Peers:
         assert self._host is not None and news.table is not None and news.record is not None
         self.place = news.table.place(news.record["me"])
         self.stamp = news.table.stamp()
+        self._table, self._incident, self._stopped = news.table, 0, 0
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
         self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
@@ -209,6 +250,24 @@ class Peers:
         self._listener.note("world-broken", **reason)
         happened = ev.PeerFailed(time.monotonic(), sentence(reason), reason.get("node"), reason.get("rank"))
         self._listener.on_event(happened)
+
+    def _stops(self, news: News) -> None:
+        assert news.record is not None
+        if news.round == self.place.round and news.record["incident"] > self._incident:
+            self._incident, self._heard = int(news.record["incident"]), news.record
+            self._listener.note("world-stops", **news.record)
+            self._listener.on_event(ev.WorldStops(time.monotonic(), sentence(news.record)))
+
+    def _decided(self, news: News) -> None:
+        assert news.record is not None
+        if (news.round, news.record["incident"]) == (self.place.round, self._incident):
+            self._listener.note("world-decided", **news.record)
+            self._listener.on_event(ev.WorldDecided(time.monotonic(), self._stopped, int(news.record["resume"])))
+
+    def _restored(self, news: News) -> None:
+        assert news.record is not None
+        if (news.round, news.record["incident"]) == (self.place.round, self._incident):
+            self._listener.on_event(ev.WorldRestored(time.monotonic(), self._stopped))
 
     def _over(self, news: News) -> None:
         assert news.record is not None
@@ -240,6 +299,9 @@ _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "host": Peers._host_round,
     "ready": Peers._ready,
     "broken": Peers._broken,
+    "stops": Peers._stops,
+    "decided": Peers._decided,
+    "restored": Peers._restored,
     "over": Peers._over,
     "lost": Peers._lost,
 }

@@ -163,14 +163,16 @@ class Agent:
     def _pump(self) -> None:
         while self._queue:
             event = self._queue.popleft()
+            rank = self._rank_of(event)
             try:
                 self._state, actions = advance(self._config, self._state, event)
             except IllegalEvent as error:
                 self._journal.note("illegal", event=event.to_json(), error=str(error))
                 continue
-            if isinstance(event, ev.GateClosed):
-                self._later.append(lambda last=event.last: self._narrator.closed(last))  # type: ignore[misc]
-            self._nodes.saw(event, actions)
+            last = event.resume - 1 if isinstance(event, ev.WorldDecided) else getattr(event, "last", None)
+            if last is not None and isinstance(event, ev.WorldDecided if self._config.shared else ev.GateClosed):
+                self._later.append(lambda last=last: self._narrator.closed(last))  # type: ignore[misc]
+            self._nodes.saw(event, actions, rank)
             for action in actions:
                 self._do(action)
             self._devices.waited_for(self._state.waiting)
@@ -185,6 +187,12 @@ class Agent:
         for call in later:
             call()
         self._journal.flush()
+
+    def _rank_of(self, event: ev.Event) -> int | None:
+        """Return this node's rank that an event is about, before the event moves it."""
+        cell = getattr(event, "worker", None)
+        worker = None if cell is None else self._state.worker(cell)
+        return None if worker is None else worker.rank
 
     def _of_the_world(self, action: ev.Action) -> ev.Action:
         """Translate an action from this node's ranks and restart count to those of the whole run."""
@@ -255,7 +263,7 @@ class Agent:
         return True
 
     def _close_gate(self, action: ev.CloseGate) -> None:
-        last = gates.close(self._board, action.generation)
+        last = gates.close(self._board, action.generation, undecided=self._config.shared)
         self._queue.append(ev.GateClosed(time.monotonic(), action.generation, last))
 
     def _deadline(self, action: ev.Deadline) -> None:
@@ -431,6 +439,7 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.Spawn: Agent._spawn,
     ev.CloseGate: Agent._close_gate,
     ev.OpenGate: lambda agent, action: gates.reopen(agent._board, action.generation),
+    ev.DecideGate: lambda agent, action: gates.decide(agent._board, action.generation, action.resume),
     ev.ResetGate: lambda agent, action: gates.reset(agent._board, action.generation),
     ev.Publish: lambda agent, action: agent._worlds.publish(action),
     ev.Deadline: Agent._deadline,

@@ -8,9 +8,9 @@ from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board
 
 
-def close(board: Board, generation: int) -> int:
-    """Stop the world for `generation`; return the last gate number that was opened."""
-    return gate.unpack(_move(board, lambda raw: gate.closed(raw, generation))).last
+def close(board: Board, generation: int, undecided: bool = False) -> int:
+    """Stop the world for `generation`; return the last gate number that was opened. `undecided`: on one of several nodes."""
+    return gate.unpack(_move(board, lambda raw: gate.closed(raw, generation, undecided))).last
 
 
 def reopen(board: Board, generation: int) -> None:
@@ -18,8 +18,11 @@ def reopen(board: Board, generation: int) -> None:
     _move(board, lambda raw: gate.reopened(raw, generation))
 
 
-def rewind(board: Board, generation: int, resume: int) -> None:
-    """Roll the gate back: the steps from `resume` on count as not done. Does nothing unless the world is stopped for `generation`."""
+def decide(board: Board, generation: int, resume: int) -> None:
+    """Write the step that all go on with into the gate of a world that is stopped for `generation`; else do nothing.
+
+    A rollback moves the gate back, a decision of several nodes may move it on by one.
+    """
     _move(board, lambda raw: gate.decided(raw, resume) if gate.unpack(raw)[:2] == (generation, True) else None)
 
 

@@ -41,11 +41,10 @@ class Specs:
             "launcher_pid": os.getpid(),
             "orphan_grace": _ORPHAN_GRACE,
             "stop_timeout": settings.stop_timeout,
-            "snapshot_every": settings.snapshot_every,
+            "snapshot_every": 0 if place is not None else settings.snapshot_every,  # no rank has the parts of other nodes
             "nonfinite": settings.nonfinite,
             "check_every": settings.check_every,
             "one_console": not (output.redirects or output.tee or output.filter),
-            "plain": place is not None,
             "debug_rank": settings.debug_rank,
         }
 

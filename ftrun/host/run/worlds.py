@@ -143,6 +143,7 @@ class Worlds:
         place, attempt = self._nodes.place, self._nodes.attempt(action.attempt)
         if action.rollback:
             self._went_back = action.generation
+        replaced = tuple(self._nodes.global_rank(local) for local in action.replaced)
         world = World(
             generation=action.generation,
             resume=action.resume,
@@ -151,8 +152,8 @@ class Worlds:
             ),
             store_host=host,
             store_port=port,
-            replaced=action.replaced,
-            lost=dict(zip(action.replaced, action.lost, strict=True)),
+            replaced=replaced,
+            lost=dict(zip(replaced, action.lost, strict=True)),
             tail=action.tail,
             fresh=action.fresh,
             attempt=attempt,
@@ -160,12 +161,13 @@ class Worlds:
             rollback=action.rollback,
             devices=action.devices,
             stamp=f"{self._nodes.stamp}-{attempt}-{self._went_back}",
+            span=self._nodes.span(),
         )
         if action.fresh and action.attempt:
             self._services.fd_store.send({"op": "drop"})
             self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = 0
         if action.rollback:
-            gates.rewind(self._board, action.generation, action.resume)
+            gates.decide(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
         self._reserve.write(lambda: write_world(self._context.run_dir, world))
         self._board[Head.PUBLISHED] = action.generation

@@ -23,6 +23,7 @@ from ftrun.worker.torch_compat import torch_private
 
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read by NCCL groups when they are built
 _TRIES = 5  # a try takes less than a millisecond
+LOOPBACK = "127.0.0.1"
 _WAKE = timedelta(milliseconds=2)
 _NOBODYS = 2**31 - 4096  # no message has a tag from here on; if two messages of different sizes met, Gloo would end the process
 _LINGER = 5.0  # seconds that a member which leaves waits for those that are still connecting
@@ -222,24 +223,24 @@ def _connected(before: set[str], mine: set[int], theirs: set[int], loopback: boo
     return found
 
 
-def _devices(loopback: bool) -> list[Any]:
-    """Make Gloo's devices, each of which listens on a port of its own."""
+def _devices(address: str) -> list[Any]:
+    """Make Gloo's devices, each of which listens on a port of its own; `address` "" = torch's choice."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return [ProcessGroupGloo.create_device(interface=name) for name in interface.split(",")]
-    if loopback:
-        return [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    if address:
+        return [ProcessGroupGloo.create_device(hostname=address)]
     return [ProcessGroupGloo.create_default_device()]
 
 
-def _own_devices(loopback: bool) -> tuple[list[Any], set[str], set[int]]:
+def _own_devices(address: str) -> tuple[list[Any], set[str], set[int]]:
     """Return Gloo's devices, the sockets that this process had before, and the ports on which the devices listen.
 
     This tries again if another thread began to listen at the same moment: its port would be taken for a device's.
     """
     for _ in range(_TRIES):
         before = set(_inodes())
-        devices = _devices(loopback)
+        devices = _devices(address)
         mine = _listening(before)
         if len(mine) == len(devices):
             break
@@ -272,17 +273,17 @@ def make_group(
     rank: int,
     size: int,
     timeout: timedelta,
-    swappable: bool,
+    address: str = "",
     far: Callable[[], Any] | None = None,
 ) -> Inner:
     """Build Gloo for CPU tensors and, if there is a GPU, NCCL (Gloo where ranks share a GPU) for CUDA tensors.
 
-    `swappable`: the group is inside a SwapGroup, so that it can be aborted; its members are on this machine. They wait for one another
-    in `store` before any of them connects. `far` returns the store that NCCL keeps; None: `store`.
+    `address`: the group is inside a SwapGroup, so that it can be aborted, and the others reach this rank there; "" = it is not. Its
+    members wait for one another in `store` before any of them connects. `far` returns the store that NCCL keeps; None: `store`.
     """
-    group = ProcessGroup(store, rank, size)
+    group, swappable = ProcessGroup(store, rank, size), bool(address)
     others = threads()
-    gloo_devices, before, mine = _own_devices(loopback=swappable)
+    gloo_devices, before, mine = _own_devices(address)
     loops = threads() - others
     theirs: set[int] = set()
     if swappable:
@@ -309,6 +310,6 @@ def make_group(
             torch_private.use_backend(group, torch.device("cuda"), ProcessGroup.BackendType.GLOO, gloo)
     sockets: list[socket.socket] = []
     if swappable and size > 1:
-        sockets = _connected(before, mine, theirs, "GLOO_SOCKET_IFNAME" not in os.environ)
+        sockets = _connected(before, mine, theirs, address == LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ)
     peers = [peer for peer in range(size) if peer != rank] if sockets else []
     return Inner(group, devices, sockets, stillness, store, nccl, gloo, peers, len(gloo_devices))

@@ -19,8 +19,8 @@ from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head
 from ftrun.core.shared.notes import UnconnectedNote
 from ftrun.core.shared.world import World
-from ftrun.worker.comm.backend import Inner, make_group
-from ftrun.worker.comm.file_store import Meeting
+from ftrun.worker.comm.backend import LOOPBACK, Inner, make_group
+from ftrun.worker.comm.file_store import FarMeeting, FileMeeting, Meeting
 from ftrun.worker.link.exception_report import final_code
 from ftrun.worker.link.position import Interrupt
 from ftrun.worker.link.run_link import Context
@@ -57,6 +57,7 @@ class Connecting:
         self._world = world
         self._key = key
         self._place = my_rank, len(ranks)
+        self._far = world.span is not None and not world.here.issuperset(ranks)  # it has members on other nodes
         self._timeout = timeout
         self._ahead = ahead
         self._wanted = True
@@ -140,8 +141,14 @@ class Connecting:
 
     def _connected(self) -> Inner:
         rank, size = self._place
-        meeting = Meeting(self._context.run_dir, self._world, self._key, self._timeout, self._go_on)
-        inner = make_group(meeting, rank, size, self._timeout, swappable=True, far=self._store)
+        meeting: Meeting
+        if self._far and self._world.span is not None:
+            address = self._world.span.address
+            meeting = FarMeeting(self._world, self._key, self._timeout, self._go_on)
+        else:
+            address = LOOPBACK
+            meeting = FileMeeting(self._context.run_dir, self._world, self._key, self._timeout, self._go_on)
+        inner = make_group(meeting, rank, size, self._timeout, address, far=self._store)
         inner.generation = self.generation
         meeting.set(f"connected/{rank}", b"")
         inner.all_connected = lambda: meeting.check([f"connected/{r}" for r in range(size)])
@@ -155,7 +162,7 @@ class Connecting:
         return self._all_on_their_way()
 
     def _all_on_their_way(self) -> bool:
-        """Has every rank begun to connect? Until then the launcher's deadlines count, and not the group's timeout."""
+        """Has every rank of this node begun to connect? Until then the launcher's deadlines count, and not the group's timeout."""
         self._met = self._met or self._world.everyone(self._context.board, F.READY)
         return self._met
 

@@ -94,8 +94,9 @@ class SwapGroup(ProcessGroup):
         self._waiting: set[Direct] = set()  # works for which a thread waits
         self._holding: weakref.WeakKeyDictionary[Pending, threading.Timer] = weakref.WeakKeyDictionary()  # failed, held back
         self._lock = threading.Lock()
-        # number of this group on the board: 0 is the world
-        whole = len(ranks) == (registry.context.world.size if registry.context.world else 0)
+        # number of this group on the board: 0 is the world, if the board has all of it
+        world = registry.context.world
+        whole = world is not None and world.span is None and len(ranks) == world.size
         self.mark = 0 if whole else zlib.crc32(key.encode()) or 1
 
     # -- names that torch sets and reads -----------------------------------------------------------------------------
@@ -216,6 +217,30 @@ class SwapGroup(ProcessGroup):
             f"{name}: this rank took over after its predecessor had left the loop, and its peers are past this "
             "collective; communicate inside the loop"
         )
+
+    def all_here(self) -> bool:
+        """Have all members come here? Wait until they have, by an all-reduce of 8 bytes, or until the world is stopped: False.
+
+        Raises:
+            Exception: The error of a connection that no stop explained.
+        """
+        inner, context = self.inner, self.context
+        if inner is None or context.stop_pending():
+            return False
+        nothing = torch.zeros(1, dtype=torch.int64, device="cpu")
+        try:
+            pending = Pending(self, inner, inner.group.allreduce([nothing], dist.AllreduceOptions()), [nothing], None, None)
+        except RuntimeError as error:
+            with contextlib.suppress(Interrupt):
+                self.await_stop(error)
+                raise
+            return False
+        if context.stop_pending() or self.registry.over:
+            self.release(inner.generation + 1)  # the control thread may have been here before this one began
+        pending.settle()
+        if self.registry.broken is not None:
+            self.registry.check()
+        return pending.succeeded and not context.stop_pending()
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Call Gloo's barrier that names the missing ranks.
@@ -428,6 +453,7 @@ class Registry:
         self.retired: list[Inner] = []  # inner groups to destroy when there is time
         self._made: dict[tuple[int, ...], int] = {}
         self._told_of_others = False  # `refuse_others` has printed its warning
+        self.nodes: SwapGroup | None = None  # of several nodes: one rank of each, among them this one
         self._destroyed = 0  # how often the script has destroyed all its groups
         context.wakers.append(self)
 
@@ -444,21 +470,32 @@ class Registry:
         count = self._made.get(members, 0)
         self._made[members] = count + 1
         key = f"{self._destroyed}:{'.'.join(map(str, members))}#{count}"
-        group = SwapGroup(self, key, rank, members, timeout)
-        self.groups.append(group)
-        self.shown.pending = [one.pending for one in self.groups]
-        if group.mark and rank == 0:  # the launcher only knows the mark
-            self.context.note(GroupNote(group.mark, members), needed=True)
         world = self._world()
+        group = SwapGroup(self, key, rank, members, timeout)
+        made = [group, *self._among_nodes(world, timeout)]
+        self.groups += made
+        self.shown.pending = [one.pending for one in self.groups]
+        if group.mark and members[rank] == next(one for one in members if one in world.here):  # the launcher only knows the mark
+            self.context.note(GroupNote(group.mark, members), needed=True)
         if not self.recorder.replaying:
             try:
-                self.connect(group, world)
+                for one in made:
+                    self.connect(one, world)
             except Exception:
-                self.drop(group)  # torch does not know it, so that nobody else would
+                for one in made:
+                    self.drop(one)  # torch does not know it, so that nobody else would
                 raise
         elif not world.tail and [one.key for one in self.groups] == self.recorder.groups:
             self._connect_ahead(world)
         return group
+
+    def _among_nodes(self, world: World, timeout: timedelta) -> list[SwapGroup]:
+        """Make, beside this rank's first group, the group in which it speaks for its node, if it is the one that does."""
+        if self.nodes is not None or world.span is None or self.context.rank not in world.span.firsts:
+            return []
+        firsts = world.span.firsts
+        self.nodes = SwapGroup(self, "nodes", firsts.index(self.context.rank), firsts, timeout)
+        return [self.nodes]
 
     def _connect_ahead(self, world: World) -> None:
         """Meet the others in all groups that the replaced rank had, in their order, while the script goes on.
@@ -517,7 +554,9 @@ class Registry:
         self.shown.pending = [one.pending for one in self.groups]
         if self.broken_in is group:
             self.broken = self.broken_in = None
-        if not self.groups:  # ranks that did not make the same groups before a failure are in step again
+        if group is self.nodes:
+            self.nodes = None
+        if not self.groups or self.groups == [self.nodes]:  # ranks that did not make the same groups before a failure are in step again
             self._destroyed += 1
             self._made.clear()
 

@@ -54,7 +54,7 @@ def _as_torch_does(options: Any) -> Any:
     # a group that lives until the interpreter's end aborts the process there, while its threads run
     atexit.unregister(_destroy)
     atexit.register(_destroy)
-    return make_group(options.store, options.group_rank, options.group_size, options.timeout, swappable=False).group
+    return make_group(options.store, options.group_rank, options.group_size, options.timeout).group
 
 
 def _destroy() -> None:

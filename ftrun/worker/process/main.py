@@ -74,8 +74,7 @@ def _run(spec: dict[str, Any]) -> int:
     context.one_console = bool(spec.get("one_console", False))
     if context.board[Head.ENDING]:
         return 1  # the signal may have come before this process could handle it: the fork server ignores it
-    # without it the library behaves as under torchrun: ftrun does not repair a world of several nodes in place yet
-    Context.current = None if spec.get("plain") else context
+    Context.current = context
     os.environ.update(spec["env"])
     os.environ[paths.ENV_RUN_DIR] = spec["run_dir"]
     os.environ[paths.ENV_CELL] = str(spec["cell"])
@@ -116,8 +115,7 @@ def _run(spec: dict[str, Any]) -> int:
     cell.add_flag(Flag.SCRIPT)
     if spec["kind"] == "program":
         return exec_program.become(exec_program.substituted(spec["argv"], context.local_rank))
-    if Context.current is not None:
-        ControlThread(context).start()
+    ControlThread(context).start()
     _tell_of_first_update(context)
     threading.excepthook = _thread_ended(context, threading.excepthook)
     if "started" in spec:

@@ -107,7 +107,7 @@ class Ahead:
         """
         arenas = [self._context.mapped.get((place.rank, "arena")) for place in world.places]
         known = [segment for segment in arenas if segment is not None and DeviceMemory.used_by(segment)]
-        if len(known) < world.size:
+        if len(known) < len(world.places):
             return
         self._opened = True
         devices = {DeviceMemory.device_of(segment) for segment in known}

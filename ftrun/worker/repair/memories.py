@@ -99,6 +99,6 @@ def newest(context: Context, world: World) -> World:
 
 
 def donors(board: Board, world: World, rank: int) -> list[int]:
-    """Return the other ranks, the next one first, without those whose memory is known to be corrupt."""
+    """Return the other ranks of this node, the next one first, without those whose memory is known to be corrupt."""
     corrupt = {r for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
-    return [r for k in range(1, world.size) if (r := (rank + k) % world.size) not in corrupt]
+    return sorted(world.here - corrupt - {rank}, key=lambda other: (other < rank, other))

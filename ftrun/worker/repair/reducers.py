@@ -73,7 +73,8 @@ class Reducers:
     def agree(self, resume: int) -> bool:
         """Take rank 0's order, as an uninterrupted run does when it rebuilds. Raises Interrupt if the world is stopped.
 
-        The ranks ask only in the step in which DDP rebuilds: later they read the order that rank 0 has published.
+        The ranks ask only in the step in which DDP rebuilds: later they read the order that rank 0 has published, unless it is on another
+        node.
         Return True if this rank had primed with another order and must reset again.
         """
         self._registry.calling += 1
@@ -144,7 +145,9 @@ class _One:
         return True
 
     def agree(self, resume: int) -> bool:
-        if not self.rebuilds or self.fact is None or resume != self.fact[1] + 1:
+        if not self.rebuilds or self.fact is None or resume <= self.fact[1]:
+            return False
+        if resume > self.fact[1] + 1 and not self._spans():
             return False
         # the others add zeros: unlike a broadcast, a sum lets no rank go on before all are here
         mine = self.fact[0]
@@ -166,6 +169,11 @@ class _One:
         if self.fact is not None and self.ddp.process_group.rank() == 0:
             files.replace(self._path(), json.dumps(self.fact[0]), private=True)
 
+    def _spans(self) -> bool:
+        """May rank 0 of this module's group be on another node, where it publishes nothing for this one?"""
+        world = self._registry.context.world
+        return world is not None and world.span is not None
+
     def _read(self) -> bool:
         """Take the published order; return False if there is none."""
         assert self.fact is not None
@@ -182,8 +190,8 @@ class _One:
             return True
         if self.fact is None or resume <= self.fact[1]:
             return not self._laid_out
-        # in the first step after the recorded one the ranks ask rank 0 (see `agree`)
-        exact = resume == self.fact[1] + 1 or self._read()
+        # in the first step after the recorded one, and on several nodes, the ranks ask rank 0 (see `agree`)
+        exact = resume == self.fact[1] + 1 or self._spans() or self._read()
         with _local(self._registry), _silent(self.params):
             self._prime(self.fact[0])
         self._laid_out = True

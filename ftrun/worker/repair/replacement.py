@@ -401,14 +401,14 @@ class Restorer:
         yield from self._ends(self.state.holders.of_everything() - {self.context.rank, replica.rank})[0]
 
     def _everyones(self) -> list[Slots]:
-        """Return the slots of all ranks that completed the update before the resume step.
+        """Return the slots of all ranks of this node that completed the update before the resume step.
 
         Raises:
             NoSource: If a living one did not.
             Superseded
         """
         assert self.context.world is not None
-        done, in_time = self._ends(set(range(self.context.world.size)) - {self.context.rank})
+        done, in_time = self._ends(self.context.world.here - {self.context.rank})
         if not in_time:
             why = f"not every rank completed the update before step {self.resume} within {PEER:.0f} s"
             raise NoSource(Refusal(why, requeue=True))

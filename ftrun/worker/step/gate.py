@@ -60,7 +60,7 @@ class Gate:
         self._kit = kit
         self._observers = kit.observers
         self._arrival = kit.context.cell.field_address(F.ARRIVAL)
-        self._arrivals: Any = None  # addresses of all ranks' arrivals
+        self._arrivals: Any = None  # addresses of the arrivals of this node's ranks
         self._generation = 0  # the world of those arrivals
 
     def arrive(self, number: int) -> bool:
@@ -83,7 +83,9 @@ class Gate:
             seen = board.gate_bell()  # before the look: a ring after it ends the wait at once
             raw = board.gate()  # the swap fails if it has changed by then: the world was stopped, or another rank was quicker
             verdict = gate.verdict(raw, generation, number)
-            if verdict == gate.WAIT and complete:
+            if raw >= context.stopped_from and verdict == gate.WAIT:
+                self._stands_still(raw)
+            elif verdict == gate.WAIT and complete:
                 verdict = self._opens(raw, number, wanted)
             if verdict == gate.PASS:
                 return True
@@ -102,8 +104,16 @@ class Gate:
             if why := context.cut_short():
                 raise WorkerError(why)
 
+    def _stands_still(self, raw: int) -> None:
+        """Answer the stop of several nodes: this rank has its gradients, and waits until they decide whether its gate opened."""
+        context, stopped = self._kit.context, gate.unpack(raw).generation
+        if context.cell[F.STOPPED] < stopped:
+            context.answer(F.STOPPED, stopped)
+
     def _opens(self, raw: int, number: int, wanted: int) -> str:
         """Open the gate, whose word was `raw`, and pass it, since every rank has arrived.
+
+        Of several nodes every rank of this one has: the first of them asks the other nodes, and opens when all have come.
 
         Raises:
             BaseException: Whatever an observer raises.
@@ -115,6 +125,13 @@ class Gate:
         except BaseException:
             board.ring_gate()  # so that the others look, and raise the same
             raise
+        world = context.world
+        if world is not None and world.span is not None:
+            nodes = self._kit.registry.nodes
+            if nodes is None:
+                return gate.WAIT
+            if not nodes.all_here():
+                return gate.WAIT  # the world was stopped, or the run ends
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:
             return gate.WAIT

@@ -88,7 +88,10 @@ class ReplicaCheck(StepObserver):
                 return False
         self._agreed = number
         # on the board, before the gate opens: the others need it to judge later, even if this rank dies
-        self._context.board[Head.EQUAL] = bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
+        known = self._context.world is not None and self._context.world.span is None  # nobody compares ranks of several nodes
+        self._context.board[Head.EQUAL] = (
+            known and bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
+        )
         for cells in groups.values():
             if len({(c[F.SUM], c[F.PYTHON_SUM]) for c in cells}) > 1:
                 self._differ(number, cells)

@@ -38,7 +38,7 @@ class SameGate(StepObserver):
         here = context.cell[F.BUSY] & _KINDS
         if not here:
             return
-        ahead = [rank for rank, cell in enumerate(context.cells()) if _body_of(cell) >= number]
+        ahead = [cell.rank or 0 for cell in context.cells() if _body_of(cell) >= number]
         self._since = (self._since or time.monotonic()) if ahead else None
         if self._since is not None and time.monotonic() - self._since >= _TOGETHER and self._is_shut(number):
             raise UsageError(_sentence({here: [context.rank], 0: ahead}))
@@ -50,8 +50,8 @@ class SameGate(StepObserver):
         if not self._is_shut(number):
             return False  # another rank has opened it, and the first ones went on
         found: dict[int, list[int]] = {}
-        for rank, cell in enumerate(self._context.cells()):
-            found.setdefault(cell[F.BUSY] & _KINDS, []).append(rank)
+        for cell in self._context.cells():
+            found.setdefault(cell[F.BUSY] & _KINDS, []).append(cell.rank or 0)
         raise UsageError(_sentence(found))
 
     def _is_shut(self, number: int) -> bool:

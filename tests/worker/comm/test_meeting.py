@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ftrun.core.shared.world import Place, World
-from ftrun.worker.comm.backend import make_group
-from ftrun.worker.comm.file_store import Meeting
+from ftrun.worker.comm.backend import LOOPBACK, make_group
+from ftrun.worker.comm.file_store import FileMeeting
 from ftrun.worker.link.position import Interrupt
 
 LONG = timedelta(seconds=60)
@@ -21,10 +21,10 @@ LONG = timedelta(seconds=60)
 
 def meeting(
     run_dir: Path, generation: int = 1, timeout: timedelta = LONG, go_on: Callable[[], bool] = lambda: True
-) -> Meeting:
+) -> FileMeeting:
     places = tuple(Place(rank, rank, rank) for rank in range(2))
     world = World(generation=generation, resume=0, places=places, store_host="", store_port=0)
-    return Meeting(run_dir, world, "0.1", timeout, go_on)
+    return FileMeeting(run_dir, world, "0.1", timeout, go_on)
 
 
 def test_a_value_is_waited_for_and_read_whole(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_group_that_need_not_be_made_any_more_is_not_waited_for(tmp_path: Path
         return True
 
     with pytest.raises(Interrupt):
-        make_group(meeting(tmp_path, go_on=go_on), 0, 2, LONG, swappable=True)
+        make_group(meeting(tmp_path, go_on=go_on), 0, 2, LONG, LOOPBACK)
     meeting(tmp_path).set("ports/1", "[1]")
     with pytest.raises(Interrupt):
-        make_group(meeting(tmp_path, go_on=go_on), 0, 2, LONG, swappable=True)
+        make_group(meeting(tmp_path, go_on=go_on), 0, 2, LONG, LOOPBACK)
     assert time.monotonic() - begin < 20
 
 
@@ -91,7 +91,7 @@ def test_two_ranks_meet_and_reduce(tmp_path: Path) -> None:
     sums: dict[int, list[float]] = {}
 
     def member(rank: int) -> None:
-        inner = make_group(meeting(tmp_path), rank, 2, LONG, swappable=False)
+        inner = make_group(meeting(tmp_path), rank, 2, LONG)
         tensor = torch.full((3,), float(rank + 1))
         inner.group.allreduce([tensor]).wait()
         sums[rank] = tensor.tolist()

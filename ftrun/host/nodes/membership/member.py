@@ -8,6 +8,7 @@ the records and does what is due; to do it twice is harmless. Records:
 - `store.<r>`: where the workers of round r meet, written by the first agent of the table.
 - `break.<r>`: why round r is over (created by whoever notices first); everyone joins r + 1.
 - `over`: the run is over for everyone, and why.
+- Those of repairs in place within a round: together.py.
 
 A peer is alive while its record changes: never is its clock compared with ours.
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
+from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.membership.table import RoundTable, natural, over_after, root_cause
 from ftrun.host.nodes.messages import VERSION
 
@@ -59,7 +61,7 @@ class News:
 
     waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
     port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), unreached (record: detail, before the
-    first look), lost (record: why).
+    first look), lost (record: why); in a repair stops, decided, restored (records as in together.py).
     """
 
     kind: str
@@ -101,6 +103,7 @@ class Member:
         self._left = -1  # the last round that we have left, or were not in
         self._table: RoundTable | None = None  # of the round that we are in
         self._ready = False
+        self._together: Together | None = None  # from when the workers of that round can meet
         self._hosting = False
         self._failure: Record | None = None  # of our last round
         self._reported: tuple[str, int, int] | None = None
@@ -110,6 +113,11 @@ class Member:
     def peers(self) -> int:
         """Count the other agents that this one ever saw."""
         return len(self._sights)
+
+    @property
+    def repairing(self) -> bool:
+        """Is a repair going on, in which each look counts?"""
+        return self._together is not None and self._together.busy
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
 
@@ -134,6 +142,23 @@ class Member:
         """Record that every worker of this agent exited with 0."""
         if self._table is not None and self._ready:
             self._state, self._dirty = "finished", True
+
+    def stops(self, number: int, incident: int, why: Record) -> None:
+        """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
+        if self._together is not None and self._about == number:
+            self._together.stops(incident, why)
+
+    def stopped(self, number: int, incident: int, last: int) -> None:
+        """Record that no rank of this agent moves any more, and that its gate word opened gate `last`."""
+        if self._together is not None and self._about == number:
+            self._together.stopped(incident, last)
+            self._dirty = True
+
+    def restored(self, number: int, incident: int) -> None:
+        """Record that every rank of this agent is restored."""
+        if self._together is not None and self._about == number:
+            self._together.restored(incident)
+            self._dirty = True
 
     def end(self, record: Record) -> None:
         """End the run for every agent because this one ends for good, if it ever was in the run."""
@@ -194,7 +219,8 @@ class Member:
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
         terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
-        self._carrier.put(f"agent.{me.id}", {**record, **terms, **state})
+        answers = self._together.answers if self._together is not None else {}
+        self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
         self._dirty = False
 
     # -- who is there ------------------------------------------------------------------------------------------------
@@ -345,12 +371,12 @@ class Member:
     # -- in a round --------------------------------------------------------------------------------------------------
 
     def _enter(self, table: RoundTable) -> None:
-        self._table, self._ready, self._hosting = table, False, False
+        self._table, self._ready, self._hosting, self._together = table, False, False, None
         self._about, self._state, self._dirty = table.round, "in", True
 
     def _join_again(self, now: float) -> None:
         assert self._table is not None
-        self._left, self._table, self._ready = self._table.round, None, False
+        self._left, self._table, self._ready, self._together = self._table.round, None, False, None
         self._joining_since, self._last_call_since = now, None
         self._join(now)
         self._keep_beating(now)
@@ -376,6 +402,8 @@ class Member:
                 cause = f"node {at} ({member.host}) {how}"
                 self._break(number, {"kind": "vanished", "node": at, "host": member.host, "cause": cause})
                 return
+        if self._together is not None:
+            self._together.look(self._view)
         self._look_for_more(table, now)
 
     def _meet(self, table: RoundTable) -> None:
@@ -385,7 +413,12 @@ class Member:
         store = self._view.get(f"store.{table.round}")
         if store is not None:
             self._ready = True
+            members = [member.id for member in table.members]
+            self._together = Together(self._carrier, self._me.id, table.round, members, self._tell(table.round))
             self._on_news(News("ready", table.round, {**store, "me": self._me.id}, table))
+
+    def _tell(self, number: int) -> Callable[[str, Record], None]:
+        return lambda kind, record: self._on_news(News(kind, number, record))
 
     def _finished(self, who: str, number: int) -> bool:
         if who == self._me.id:

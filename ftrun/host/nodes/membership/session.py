@@ -15,6 +15,7 @@ from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 
+_IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
 _PARTING = 8.0  # seconds that `close` waits for the thread
 
@@ -48,6 +49,15 @@ class Session:
 
     def finished(self) -> None:
         self._orders.put(("finished", ()))
+
+    def stops(self, number: int, incident: int, why: Record) -> None:
+        self._orders.put(("stops", (number, incident, why)))
+
+    def stopped(self, number: int, incident: int, last: int) -> None:
+        self._orders.put(("stopped", (number, incident, last)))
+
+    def restored(self, number: int, incident: int) -> None:
+        self._orders.put(("restored", (number, incident)))
 
     def end(self, record: Record) -> None:
         self._orders.put(("end", (record,)))
@@ -114,7 +124,7 @@ class Session:
                 member.leave()
                 return
             if order is None:
-                order = self._next_order(self._pause + _EACH_PEER * member.peers)
+                order = self._next_order(_IN_REPAIR if member.repairing else self._pause + _EACH_PEER * member.peers)
             else:
                 time.sleep(self._pause)
 

@@ -57,7 +57,7 @@ def main() -> None:
         threads[0].start()
 
     listens_as_the_group_does(start)
-    group = backend.make_group(PrefixStore("world", store), rank, 2, timedelta(seconds=60), swappable=True)
+    group = backend.make_group(PrefixStore("world", store), rank, 2, timedelta(seconds=60), backend.LOOPBACK)
     stop.set()
     threads[0].join()
     group.group.allreduce([torch.ones(4)]).wait()

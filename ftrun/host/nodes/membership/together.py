@@ -1,0 +1,102 @@
+"""Holds the rules by which the nodes of a round stop, decide where to go on, and go on, for one agent.
+
+Theory of operation. A node whose rank died closes its own gate word at once, and begins an incident: the next number of this round. Each
+node that hears of it closes its word, and answers once none of its living ranks moves any more: from then on the last gate of its word
+is final. The first node of the table leads. It adds the answers up to one decision, that all go on after the last gate that any word
+opened; docs/design/protocol.md proves that every rank can. When every node has restored its ranks, the leader lets all gates open.
+
+A fault in a repair begins the next incident, which supersedes the one before. Records, of round r and incident i:
+
+- `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it.
+- in `agent.<id>`: `stopped` [r, i, last gate], `restored` [r, i].
+- `go.<r>.<i>`: the gate number to go on with; the leader creates it.
+- `open.<r>.<i>`: every rank of every node is restored; the leader creates it.
+
+Records that say what all nodes do are created once and never changed, and follow from answers that never change: two nodes that both
+think they lead create the same. A node that is lost answers nothing; then the round breaks, and everyone starts anew (member.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ftrun.host.nodes.carriers.carrier import Carrier, Record
+
+BEGUN, DECIDED, RESTORED = range(3)  # how far an incident is
+Told = Callable[[str, Record], None]
+
+
+class Together:
+    """One agent's part in the repairs of round `number`, whose nodes are `members` (ids). `told(kind, record)` hears of news.
+
+    Kinds: stops (record: incident, and why), decided (incident, resume), restored (incident).
+    """
+
+    def __init__(self, carrier: Carrier, me: str, number: int, members: Sequence[str], told: Told) -> None:
+        self._carrier = carrier
+        self._me = me
+        self._number = number
+        self._members = tuple(members)
+        self._told = told
+        self._newest = 0  # incident that this agent has heard of
+        self._stage = 0  # of that incident
+        self._began = False  # this agent has begun one
+        self._own: Record = {}  # this agent's answers, as its record has them
+
+    @property
+    def busy(self) -> bool:
+        """Is an incident going on that this agent has heard of or begun?"""
+        return self._stage < RESTORED and (self._newest > 0 or self._began)
+
+    @property
+    def answers(self) -> Record:
+        """Return what this agent's record says of incidents."""
+        return self._own
+
+    def stops(self, incident: int, why: Record) -> None:
+        """Begin an incident, unless another node has."""
+        self._began = True
+        self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
+
+    def stopped(self, incident: int, last: int) -> None:
+        """Answer that no rank of this node moves any more, and that its word opened gate `last`."""
+        self._own = {**self._own, "stopped": [self._number, incident, last]}
+
+    def restored(self, incident: int) -> None:
+        """Answer that every rank of this node is restored."""
+        self._own = {**self._own, "restored": [self._number, incident]}
+
+    def look(self, view: Mapping[str, Record]) -> None:
+        """Do what is due, and tell what is new."""
+        while (stop := view.get(self._name("stop", self._newest + 1))) is not None:
+            self._newest, self._stage = self._newest + 1, BEGUN
+            if self._name("stop", self._newest + 1) not in view:
+                self._told("stops", stop)
+        if not self._newest:
+            return
+        if self._members[0] == self._me:
+            self._lead(view)
+        for stage, kind in ((DECIDED, "go"), (RESTORED, "open")):
+            record = view.get(self._name(kind, self._newest))
+            if record is not None and self._stage < stage:
+                self._stage = stage
+                self._told("decided" if kind == "go" else "restored", record)
+
+    def _lead(self, view: Mapping[str, Record]) -> None:
+        incident = self._newest
+        go, opened = self._name("go", incident), self._name("open", incident)
+        if go not in view:
+            lasts = [answer[2] for answer in self._answers(view, "stopped")]
+            if len(lasts) == len(self._members):
+                self._carrier.create(go, {"incident": incident, "resume": 1 + max(lasts)})
+        elif opened not in view and len(self._answers(view, "restored")) == len(self._members):
+            self._carrier.create(opened, {"incident": incident})
+
+    def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
+        """Return the answers of all nodes to the newest incident."""
+        records = (self._own if who == self._me else view.get(f"agent.{who}", {}) for who in self._members)
+        return [answer for record in records if (answer := record.get(kind)) and answer[:2] == [self._number, self._newest]]
+
+    def _name(self, kind: str, incident: int) -> str:
+        return f"{kind}.{self._number}.{incident}"
