@@ -117,6 +117,7 @@ class _Sentences:
     def __init__(self) -> None:
         self._offset = 0.0  # unix time minus monotonic time
         self._holders: dict[int, int] = {}
+        self._first = 0  # this node's first rank in the world
         self._phase = ""
 
     def of(self, raw: dict[str, Any]) -> list[str]:
@@ -178,8 +179,9 @@ class _Sentences:
     def _answer(self, raw: dict[str, Any]) -> Iterator[str]:
         for action in raw.get("actions", ()):
             if action["kind"] == "Publish":
-                self._holders = dict(enumerate(action["workers"]))
-                new = ", ".join(f"rank {r} to worker {self._holders[r]}" for r in action["replaced"])
+                self._holders = dict(enumerate(action["workers"], self._first))
+                replaced = [self._first + local for local in action["replaced"]]
+                new = ", ".join(f"rank {r} to worker {self._holders[r]}" for r in replaced)
                 yield f"world {action['generation']}: step {action['resume']}" + (f", {new}" if new else "")
             elif action["kind"] == "End":
                 yield f"ends with exit code {action['code']} ({action['reason']})"
@@ -190,6 +192,8 @@ class _Sentences:
 
     def _note(self, raw: dict[str, Any]) -> Iterator[str]:
         note = raw["note"]
+        if note == "world":
+            self._first = int(raw.get("first_rank", 0))
         if note == "incident":
             who = "; ".join(cause(v) for v in raw["victims"]) or raw.get("stuck", "")
             yield f"recovered: {who}; {outcome(raw)}"

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from ftrun.core.shared.board import Cell, F, sum_of
+
+
+class SumRow(NamedTuple):
+    """The checksums of one rank: of weights and optimizer state, and of hyperparameters. `replicas`: `name_of` those that hold the same."""
+
+    rank: int
+    replicas: int
+    sum: int
+    python: int
+
+
+def name_of(ranks: Collection[int]) -> int:
+    """Return a word that names a set of ranks which hold the same, with their number in its upper half; 0 is no such word."""
+    return len(ranks) << 32 | zlib.crc32(str(sorted(ranks)).encode())
+
+
+def size_of(name: int) -> int:
+    """Return how many ranks `name_of` named."""
+    return name >> 32
 
 
 def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
@@ -29,6 +50,11 @@ def equal_at(number: int, cells: Sequence[Cell]) -> bool:
             groups.setdefault(cell[F.REPLICAS], []).append(cell)
     facts = [[(sum_of(c[F.SUM_AT])[0], c[F.SUM], c[F.PYTHON_SUM]) for c in group] for group in groups.values()]
     return bool(facts) and all(len(g) > 1 and len(set(g)) == 1 and g[0][0] == number for g in facts)
+
+
+def equal_over_nodes(number: int, cells: Sequence[Cell], compared: bool) -> bool:
+    """Say the same of one of several nodes. `compared`: the last comparison over all nodes found all replicas equal (Head.EQUAL)."""
+    return compared and any(c[F.REPLICAS] and sum_of(c[F.SUM_AT])[0] == number for c in cells)
 
 
 def undecided(sums: Sequence[int], trusted: Sequence[bool]) -> bool:

@@ -6,7 +6,7 @@ The loop calls it after it carried out the machine's actions, so that no sentenc
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftrun.control.events import (
@@ -58,9 +58,10 @@ _SIGNS: dict[str, int] = {
 
 
 class Narrator:
-    """Tells and accounts one run."""
+    """Tells and accounts one run. `global_rank` maps a rank of this node, as the machine counts them, to one of the world."""
 
-    def __init__(self, context: LaunchContext) -> None:
+    def __init__(self, context: LaunchContext, global_rank: Callable[[int], int] = lambda local: local) -> None:
+        self._global_rank = global_rank
         self._run_dir = context.run_dir
         self._board = context.board
         self._logs = context.logs
@@ -86,16 +87,17 @@ class Narrator:
         self._meshes = MeshRecord(context.run_dir, context.listener.note)
         self.values = KeptRecord(context.run_dir, context.listener.note, context.listener.log)
         self._since = time.monotonic()
+        self._nodes = context.settings.nodes.most
         self.holders: dict[int, int] = {}
         self.inexact = Inexact(0)
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
-        """Record that a world was published; `spares` maps ranks to the spares that took them."""
+        """Record that a world was published; `spares` maps ranks of this node to the spares that took them."""
         if not publish.fresh:
             self._look_exact()  # the flags of a worker that is now replaced, maybe in the middle of an incident
-        self.holders = dict(enumerate(publish.workers))
-        self._spares_used.update(spares)
-        self._replaced = set() if publish.fresh else self._replaced | set(publish.replaced)
+        self.holders = {self._global_rank(local): cell for local, cell in enumerate(publish.workers)}
+        self._spares_used.update({self._global_rank(local): cell for local, cell in spares.items()})
+        self._replaced = set() if publish.fresh else self._replaced | {*map(self._global_rank, publish.replaced)}
         if publish.fresh:
             self._attempt, self._first_cell = Attempt(), min(publish.workers)
         self._fold("published", {**vars(publish), "spares": spares.values()})
@@ -314,7 +316,8 @@ class Narrator:
         """Record a repair after the loop. It stops no rank and leaves the gate open: the new workers run the rest of the script."""
         if self.account.incident is None or not self.account.incident.victims:
             return
-        spares = [self._spares_used[rank] for rank in world.replaced if rank in self._spares_used]
+        replaced = map(self._global_rank, world.replaced)
+        spares = [self._spares_used[rank] for rank in replaced if rank in self._spares_used]
         self._fold("published", {**vars(world), "spares": spares})
         self._log_replaced()
 
@@ -375,6 +378,11 @@ class Narrator:
         self._attempt.repairs_ms += cost_ms(facts)
         self._look_exact()
 
+    def _are_equal(self, last: int) -> bool:
+        if self._nodes > 1:
+            return replicas.equal_over_nodes(last, self._cells(), bool(self._board[Head.EQUAL]))
+        return replicas.equal_at(last, self._cells())
+
     def _look_exact(self) -> None:
         for cell in self.holders.values():
             self.inexact |= Inexact(self._board.cell(cell)[F.INEXACT])
@@ -388,7 +396,7 @@ class Narrator:
         flags = Inexact(0)
         for bits in (*(doubt.why for doubt in found), *(cell[F.INEXACT] for cell in self._cells())):
             flags |= Inexact(bits)
-        repaired = sorted({rank for rank, cell in self.account.replaced if cell >= self._first_cell})
+        repaired = sorted({self._global_rank(local) for local, cell in self.account.replaced if cell >= self._first_cell})
         return messages.inexact(repaired, flags, found, left, lambda cell: self._board.cell(cell).rank)
 
     def end(self, code: int) -> None:
@@ -420,7 +428,7 @@ class Narrator:
                 self._log(line)
         elif code == 0:
             last = gate.unpack(self._board.gate()).last
-            steps, equal = self._attempt.steps(last + 1, self._ends()), replicas.equal_at(last, self._cells())
+            steps, equal = self._attempt.steps(last + 1, self._ends()), self._are_equal(last)
             took = time.monotonic() - self._since
             self._log(messages.done(steps, took, equal and not self.inexact, self._kept))
         cells = {rank: self._board.cell(cell) for rank, cell in sorted(self.holders.items())}

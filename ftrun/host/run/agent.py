@@ -84,7 +84,7 @@ class Agent:
         self._told_fresh = False  # the user knows why workers are no forks
         self._stop_listening = False
         self._pool = WorkerPool(context, logs, services.pids)
-        self._narrator = Narrator(context)
+        self._narrator = Narrator(context, nodes.global_rank)
         self._head = RunHead(context.board, nodes.global_rank, journal.note)
         self._failures = Failures(context, self._pool.workers)
         self._ending = Ending(context, self._pool)

@@ -49,6 +49,7 @@ class _Maker:
         self._phase = ""
         self._phase_since = 0.0
         self._holders: dict[int, int] = {}
+        self._first = 0  # this node's first rank in the world
         self._ranks: dict[int, int] = {}  # cell -> the last rank it held
         self._stage: dict[int, tuple[str, float]] = {}
         self._named: set[tuple[int, int | None]] = set()
@@ -97,7 +98,7 @@ class _Maker:
     def _answer(self, line: dict[str, Any]) -> None:
         for action in line.get("actions", ()):
             if action["kind"] == "Publish":
-                self._holders = dict(enumerate(action["workers"]))
+                self._holders = dict(enumerate(action["workers"], self._first))
                 self._ranks.update({cell: rank for rank, cell in self._holders.items()})
         if line["phase"] != self._phase:
             self._phase_ends(line["phase"])
@@ -157,6 +158,8 @@ class _Maker:
                 self.events[-1]["cname"] = "yellow"
 
     def _note(self, line: dict[str, Any]) -> None:
+        if line["note"] == "world":
+            self._first = int(line.get("first_rank", 0))
         if line["note"] == "mesh" and "0" in line["ranks"]:  # ranks of another node count from 0 here
             self._places = line["ranks"]
         if line["note"] == "fault":

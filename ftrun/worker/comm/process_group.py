@@ -218,18 +218,35 @@ class SwapGroup(ProcessGroup):
             "collective; communicate inside the loop"
         )
 
-    def all_here(self) -> bool:
-        """Have all members come here? Wait until they have, by an all-reduce of 8 bytes, or until the world is stopped: False.
+    def greatest(self, number: int) -> int | None:
+        """Return the greatest `number` of all members, once they have come here; None if the world is stopped before.
 
         Raises:
             Exception: The error of a connection that no stop explained.
         """
+        numbers, options = torch.tensor([number], device="cpu"), dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        return int(numbers) if self._at_gate(lambda group: group.allreduce([numbers], options), numbers) else None
+
+    def gathered(self, mine: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensors of all members, one after the other, once they have come here; None if the world is stopped before.
+
+        `mine`: int64, of the same shape on each.
+
+        Raises:
+            Exception: The error of a connection that no stop explained.
+        """
+        found = mine.new_empty((len(self.ranks) * len(mine), *mine.shape[1:]))
+        there = self._at_gate(lambda group: group._allgather_base(found, mine), found)
+        return found.view(len(self.ranks), *mine.shape) if there else None
+
+    def _at_gate(self, begin: Callable[[Any], Any], result: torch.Tensor) -> bool:
+        """Begin a collective of ftrun's own in the inner group, and wait for it. False: the world was stopped."""
         inner, context = self.inner, self.context
         if inner is None or context.stop_pending():
             return False
-        nothing = torch.zeros(1, dtype=torch.int64, device="cpu")
         try:
-            pending = Pending(self, inner, inner.group.allreduce([nothing], dist.AllreduceOptions()), [nothing], None, None)
+            pending = Pending(self, inner, begin(inner.group), [result], None, None)
         except RuntimeError as error:
             with contextlib.suppress(Interrupt):
                 self.await_stop(error)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from ftrun.core.shared.replicas import SumRow
+
 
 class StepObserver:
     """Overrides the events that it wants to hear. `number` is a gate number; an exception raised here leaves the body or the loop.
@@ -56,6 +58,9 @@ class StepObserver:
     def may_open(self, number: int) -> bool:
         """Every rank has arrived: may this one open the gate? Asked again and again; never waits."""
         return True
+
+    def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
+        """Every rank of every node has arrived, and this one speaks for its node: `rows` are the checksums of all ranks that made one."""
 
     def gate_passed(self, number: int) -> None:
         """The gate opened, and nothing is updated yet."""

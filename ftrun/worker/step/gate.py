@@ -45,6 +45,7 @@ from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, F
 from ftrun.worker.repair.kit import Kit
+from ftrun.worker.step import across
 
 # seconds between two looks at the gate when no bell rings: each change there rings; for a dead rank the launcher rings
 _LOOK = 1.0
@@ -128,10 +129,8 @@ class Gate:
         world = context.world
         if world is not None and world.span is not None:
             nodes = self._kit.registry.nodes
-            if nodes is None:
-                return gate.WAIT
-            if not nodes.all_here():
-                return gate.WAIT  # the world was stopped, or the run ends
+            if nodes is None or not across.all_here(context, nodes, self._observers, number):
+                return gate.WAIT  # another rank speaks for this node; or the world was stopped
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:
             return gate.WAIT

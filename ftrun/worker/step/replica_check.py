@@ -13,7 +13,7 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core.shared.board import Cell, F, Head, Inexact, sum_of, sum_word
-from ftrun.core.shared.replicas import corrupt
+from ftrun.core.shared.replicas import SumRow, corrupt, name_of, size_of
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena, Entry
@@ -21,6 +21,7 @@ from ftrun.worker.repair.handover import fetch
 from ftrun.worker.state.protected_state import ProtectedState
 
 REPLICAS_EVERY = 100  # steps between two comparisons, unless a person chooses otherwise: every rank must know which
+_WHAT, _HYPERPARAMETER = "weights or optimizer state", "a hyperparameter of the optimizer"
 _FIRST_CHECKS = 2  # gates at the start of a run, where ranks that are no replicas should differ
 
 
@@ -67,7 +68,7 @@ class ReplicaCheck(StepObserver):
         for packed in self._state.python.hyperparameters():
             python = zlib.crc32(packed, python)
         cell[F.SUM_AT] = 0
-        cell[F.SUM], cell[F.PYTHON_SUM], cell[F.REPLICAS] = value, python, zlib.crc32(str(sorted(self._ranks)).encode())
+        cell[F.SUM], cell[F.PYTHON_SUM], cell[F.REPLICAS] = value, python, name_of(self._ranks)
         trusted = self._compared and bool(self._context.board[Head.EQUAL]) and not holders.rest_on_word
         cell[F.SUM_AT] = sum_word(number, trusted)
         self._compared = True
@@ -88,17 +89,35 @@ class ReplicaCheck(StepObserver):
                 return False
         self._agreed = number
         # on the board, before the gate opens: the others need it to judge later, even if this rank dies
-        known = self._context.world is not None and self._context.world.span is None  # nobody compares ranks of several nodes
-        self._context.board[Head.EQUAL] = (
-            known and bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
-        )
+        if self._context.world is not None and self._context.world.span is None:  # else `sums_gathered` compares all nodes
+            self._context.board[Head.EQUAL] = bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
         for cells in groups.values():
             if len({(c[F.SUM], c[F.PYTHON_SUM]) for c in cells}) > 1:
                 self._differ(number, cells)
         return True
 
+    def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
+        """Compare the replicas of several nodes, before this rank opens the gate. No majority of nodes tells which of them is wrong."""
+        groups: dict[int, list[SumRow]] = {}
+        for row in rows:
+            groups.setdefault(row.replicas, []).append(row)
+        whole = bool(groups) and all(len(those) == size_of(replicas) for replicas, those in groups.items())
+        self._context.board[Head.EQUAL] = whole and all(len({row.sum for row in those}) == 1 for those in groups.values())
+        for those in groups.values():
+            other = next((row for row in those if row[2:] != those[0][2:]), None)
+            if other is not None:
+                weights = those[0].sum != other.sum
+                self._tell(number, those[0].rank, other.rank, _WHAT if weights else _HYPERPARAMETER)
+
     def _differ(self, number: int, cells: list[Cell]) -> None:
-        """Report ranks that should hold the same and do not, where no majority tells which is wrong."""
+        """Report ranks of this node that should hold the same and do not, where no majority tells which is wrong."""
+        one, *others = cells
+        other = next(c for c in others if (c[F.SUM], c[F.PYTHON_SUM]) != (one[F.SUM], one[F.PYTHON_SUM]))
+        weights = one[F.SUM] != other[F.SUM]
+        what = self._first_difference(one, other) if weights and not self._told else _HYPERPARAMETER
+        self._tell(number, one.rank or 0, other.rank or 0, what)
+
+    def _tell(self, number: int, one: int, other: int, what: str) -> None:
         by_word = self._state.holders.rest_on_word
         self._context.note_inexact(Inexact.REPLICAS_DIFFER)
         if not self._context.board[Head.DIFFER]:
@@ -106,14 +125,10 @@ class ReplicaCheck(StepObserver):
         if self._told:
             return
         self._told = True
-        one, *others = cells
-        other = next(c for c in others if (c[F.SUM], c[F.PYTHON_SUM]) != (one[F.SUM], one[F.PYTHON_SUM]))
-        weights = one[F.SUM] != other[F.SUM]
-        what = self._first_difference(one, other) if weights else "a hyperparameter of the optimizer"
         void = "; protect(replicas=...) is void: no rank gets the values of another one" if by_word else ""
         print(
             f"ftrun: ranks that should hold the same differ at the gate of step {self._context.position.index_of(number)}: "
-            f"{what} of rank {one.rank} and rank {other.rank}; the result is not known to be that of an uninterrupted run{void}",
+            f"{what} of rank {one} and rank {other}; the result is not known to be that of an uninterrupted run{void}",
             file=sys.stderr,
             flush=True,
         )
@@ -126,7 +141,7 @@ class ReplicaCheck(StepObserver):
             places = [arena.segment.address + entry.offset for arena in arenas]
             if not entry.on_gpu and len({native.checksum(place, entry.block) for place in places}) == 2:
                 return entry.name
-        return "weights or optimizer state"
+        return _WHAT
 
     def replaced(self) -> None:
         """Note a doubt if the predecessor was corrupt: nobody knows what it spoilt before."""

@@ -1,0 +1,66 @@
+"""The gate of a node among several: proof that all nodes are here, and the comparison of their ranks' checksums.
+
+Theory of operation. A node's word opens gate i when every rank of the world has its gradients of i. Of its own ranks the arrivals on the
+board tell. For the others one rank of each node, its first, takes part in an all-reduce of 8 bytes, which it begins only when all ranks
+of its node have arrived: so the all-reduce cannot be complete anywhere before all of them have. It completes on each node by itself.
+A node that dies in between may have opened a gate that another did not, but never two (docs/design/protocol.md).
+
+The number that goes round says whether some rank has made a checksum for this gate. If so, all of them are gathered and compared
+before any word opens.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from ftrun.core.shared.board import F, sum_of
+from ftrun.core.shared.replicas import SumRow
+from ftrun.worker.comm.process_group import SwapGroup
+from ftrun.worker.link.observer import Observers
+from ftrun.worker.link.run_link import Context
+
+_SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's number has one
+
+
+def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: int) -> bool:
+    """Wait until every rank of every node has arrived at gate `number`; False: the world was stopped first.
+
+    Raises:
+        Exception: The error of a connection that no stop explained, or whatever an observer raises.
+    """
+    mine = [_row(cell.words()) if sum_of(cell[F.SUM_AT])[0] == number else _NOTHING for cell in context.cells()]
+    some = nodes.greatest(int(any(row[0] for row in mine)))
+    if some:
+        rows = _gathered(context, nodes, mine)
+        if rows is None:
+            return False
+        observers.sums_gathered(number, rows)
+    return some is not None
+
+
+_NOTHING = (0, 0, 0)
+
+
+def _row(words: memoryview) -> tuple[int, int, int]:
+    return words[F.REPLICAS], words[F.SUM], words[F.PYTHON_SUM]
+
+
+def _gathered(context: Context, nodes: SwapGroup, mine: list[tuple[int, int, int]]) -> list[SumRow] | None:
+    """Return the checksums of all ranks that made one; None: the world was stopped."""
+    world = context.world
+    assert world is not None and world.span is not None
+    firsts = (*world.span.firsts, world.span.size)
+    counts = [after - first for first, after in itertools.pairwise(firsts)]
+    padded = [*mine, *[_NOTHING] * (max(counts) - len(mine))]
+    found = nodes.gathered(torch.tensor([[word - _SIGN for word in row] for row in padded], dtype=torch.int64, device="cpu"))
+    if found is None:
+        return None
+    rows = []
+    for first, count, those in zip(firsts, counts, found.tolist(), strict=False):
+        for rank, row in enumerate(those[:count], first):
+            replicas, value, python = (word + _SIGN for word in row)
+            if replicas:
+                rows.append(SumRow(rank, replicas, value, python))
+    return rows
