@@ -273,12 +273,6 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     ((RunPhase.RESTARTING,), ev.Raised, late),
     # the course of an incident
     ((RunPhase.STOPPING,), ev.GateClosed, incidents.gate_closed),
-    (_STABLE, ev.WorldStops, incidents.world_stops),
-    ((RunPhase.RESTARTING,), ev.WorldStops, late),
-    ((RunPhase.STOPPING,), ev.WorldDecided, incidents.world_decided),
-    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.REPAIRING, RunPhase.RESTARTING), ev.WorldDecided, late),
-    ((RunPhase.REPAIRING,), ev.WorldRestored, incidents.world_restored),
-    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STOPPING, RunPhase.RESTARTING), ev.WorldRestored, late),
     ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.REPAIRING, RunPhase.RESTARTING), ev.GateClosed, late),
     ((RunPhase.RUNNING, *INCIDENT), ev.Stage, incidents.staged),
     ((RunPhase.STARTING, RunPhase.RESTARTING), ev.Stage, late),
@@ -310,6 +304,12 @@ _ROWS: tuple[tuple[Iterable[RunPhase], type[Event], Handler], ...] = (
     # the other nodes
     ((*_STABLE, RunPhase.RESTARTING), ev.PeerFailed, restarts.peer_failed),
     ((RunPhase.NEW,), ev.PeerFailed, late),
+    (_STABLE, ev.WorldStops, incidents.world_stops),
+    ((RunPhase.RESTARTING,), ev.WorldStops, late),
+    ((RunPhase.STOPPING,), ev.WorldDecided, incidents.world_decided),
+    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.REPAIRING, RunPhase.RESTARTING), ev.WorldDecided, late),
+    ((RunPhase.REPAIRING,), ev.WorldRestored, incidents.world_restored),
+    ((RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STOPPING, RunPhase.RESTARTING), ev.WorldRestored, late),
     ((RunPhase.NEW, *LIVE), ev.WorldEnded, world_ended),
     # the end
     ((RunPhase.NEW, *LIVE), ev.Signalled, signalled),

@@ -1,0 +1,128 @@
+"""The rules by which nodes stop, decide and go on together, with records in memory: in every order of looks and answers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ftrun.host.nodes.carriers.carrier import Record
+from ftrun.host.nodes.membership.together import Together
+from tests.host.nodes.test_membership import Memory
+
+IDS = ("a", "b", "c")
+
+
+class Node:
+    """One agent: it writes its answers into its record, as a member does."""
+
+    def __init__(self, memory: Memory, who: str, number: int = 0, ids: tuple[str, ...] = IDS) -> None:
+        self.memory, self.who = memory, who
+        self.heard: list[tuple[str, Record]] = []
+        self.together = Together(memory, who, number, ids, lambda kind, record: self.heard.append((kind, record)))
+
+    def put(self) -> None:
+        self.memory.put(f"agent.{self.who}", {"beat": 1, **self.together.answers})
+
+    def look(self) -> list[tuple[str, Any]]:
+        """What is new: (kind, incident or the step to go on with)."""
+        self.heard.clear()
+        self.together.look(self.memory.view())
+        return [(kind, record["resume"] if kind == "decided" else record["incident"]) for kind, record in self.heard]
+
+    def answer(self, incident: int, last: int) -> None:
+        self.together.stopped(incident, last)
+        self.put()
+
+    def restored(self, incident: int) -> None:
+        self.together.restored(incident)
+        self.put()
+
+
+def three() -> tuple[Memory, list[Node]]:
+    memory = Memory()
+    return memory, [Node(memory, who) for who in IDS]
+
+
+def test_the_furthest_gate_decides_and_every_answer_is_needed() -> None:
+    memory, nodes = three()
+    nodes[1].together.stops(1, {"cause": "died"})
+    assert [node.look() for node in nodes] == [[("stops", 1)]] * 3
+    nodes[1].answer(1, 5)
+    nodes[0].answer(1, 4)
+    assert [node.look() for node in nodes] == [[]] * 3
+    nodes[2].answer(1, 4)
+    assert nodes[1].look() == [], "only the first node decides"
+    nodes[0].look()
+    assert memory.records["go.0.1"] == {"incident": 1, "resume": 6}
+    assert [node.look() for node in nodes] == [[("decided", 6)]] * 3
+    for node in nodes[:2]:
+        node.restored(1)
+        nodes[0].look()
+    assert "open.0.1" not in memory.records
+    nodes[2].restored(1)
+    nodes[0].look()
+    assert [node.look() for node in nodes] == [[("restored", 1)]] * 3
+    assert not any(node.together.busy for node in nodes)
+
+
+def test_two_nodes_that_stop_at_once_begin_one_incident() -> None:
+    memory, nodes = three()
+    nodes[1].together.stops(1, {"cause": "one"})
+    nodes[2].together.stops(1, {"cause": "two"})
+    assert nodes[0].look() == [("stops", 1)] and memory.records["stop.0.1"]["cause"] == "one"
+
+
+def test_a_later_incident_supersedes_the_one_before() -> None:
+    memory, nodes = three()
+    nodes[1].together.stops(1, {})
+    nodes[0].look()
+    for node in nodes:
+        node.answer(1, 3)
+    nodes[2].together.stops(2, {})
+    assert nodes[0].look() == [("stops", 2)] and "go.0.1" not in memory.records, "answers to the first one are not final any more"
+    for node in nodes:
+        node.answer(2, 4)
+    nodes[0].look()
+    assert nodes[1].look() == [("stops", 2), ("decided", 5)], "it slept through the first one"
+
+
+def test_answers_of_another_round_count_for_nothing() -> None:
+    memory = Memory()
+    for who in IDS:
+        Node(memory, who, 0).answer(1, 9)
+    nodes = [Node(memory, who, 1) for who in IDS]
+    nodes[0].together.stops(1, {})
+    nodes[0].look()
+    assert [name for name in memory.records if name.startswith("go")] == []
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_all_nodes_hear_the_same_decision_whatever_the_order(seed: int) -> None:
+    chance = random.Random(seed)
+    _, nodes = three()
+    lasts = {who: chance.choice([6, 7]) for who in IDS}
+    begun, decided, opened = False, dict.fromkeys(IDS, 0), dict.fromkeys(IDS, 0)
+    stopped, restored = set(), set()
+    for _ in range(2000):
+        node = chance.choice(nodes)
+        if not begun and chance.random() < 0.3:
+            begun = True
+            node.together.stops(1, {})
+        for kind, what in node.look():
+            if kind == "stops":
+                stopped.add(node.who)
+            elif kind == "decided":
+                decided[node.who] = what
+            else:
+                assert restored == set(IDS)
+                opened[node.who] = 1
+        if node.who in stopped and chance.random() < 0.5:
+            node.answer(1, lasts[node.who])
+        if decided[node.who] and chance.random() < 0.5:
+            restored.add(node.who)
+            node.restored(1)
+        if all(opened.values()):
+            break
+    assert set(decided.values()) == {1 + max(lasts.values())} and all(opened.values())

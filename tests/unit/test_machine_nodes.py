@@ -1,0 +1,129 @@
+"""The controller of one node among several in a repair in place: it stops, tells, waits for the decision, and opens with the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftrun.control import events as ev
+from ftrun.control.machine import RunPhase
+from tests.unit.driver import Driver, kinds, only, says
+
+
+def node(nproc: int = 2, **options: object) -> Driver:
+    return Driver(nproc, 1, shared=True, **options).up()
+
+
+def test_the_node_of_a_dead_rank_tells_when_the_others_of_it_have_stopped() -> None:
+    run = node()
+    assert "CloseGate" in kinds(run.kill(run.holder(0)))
+    assert run.close(4) == (), "rank 1 may still be in its update"
+    assert run.answer("stopped", (1,)) == (ev.TellStopped(2, 4),)
+    assert run.at(RunPhase.STOPPING), "where to go on is not this node's decision"
+    assert run.close(4) == () and run.answer("stopped", (1,)) == (), "it tells once"
+
+
+def test_a_rank_that_is_about_to_end_is_waited_for() -> None:
+    run = node()
+    worker = run.holder(0)
+    run.send(ev.Dying(0.0, worker))
+    run.close(4)
+    assert run.answer("stopped", (1,)) == ()
+    assert ev.TellStopped(2, 4) in run.kill(worker)
+
+
+def test_all_go_on_where_the_furthest_node_was() -> None:
+    run = node()
+    run.kill(run.holder(0))
+    run.close(4)
+    run.answer("stopped", (1,))
+    orders = run.send(ev.WorldDecided(0.0, 2, 6))
+    assert kinds(orders)[:2] == ["DecideGate", "Publish"], "ranks that wait at gate 5 pass before they look for the new world"
+    assert orders[0] == ev.DecideGate(2, 6)
+    assert only(orders, ev.Publish).resume == 6 and only(orders, ev.Publish).replaced == (0,)
+
+
+def test_the_gate_opens_with_those_of_the_other_nodes() -> None:
+    run = node()
+    run.kill(run.holder(0))
+    run.close(4)
+    run.answer("stopped", (1,))
+    run.send(ev.WorldDecided(0.0, 2, 5))
+    for stage in ("stopped", "cleaned", "ready", "reset"):
+        assert run.answer(stage) == ()
+    assert run.answer("restored") == (ev.TellRestored(2),)
+    assert run.answer("resumed") == () and run.at(RunPhase.REPAIRING), "another node may still have to stop everyone again"
+    assert ev.OpenGate(2) in run.send(ev.WorldRestored(0.0, 2))
+    assert run.at(RunPhase.RUNNING)
+    assert "recovered" in says(run.answer("first_done"))
+
+
+def test_a_node_stops_with_another_one() -> None:
+    run = node()
+    orders = run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
+    assert says(orders) == ["peer_stops"] and ev.CloseGate(2) in orders
+    run.close(4)
+    assert run.answer("stopped") == (ev.TellStopped(2, 4),)
+    assert only(run.send(ev.WorldDecided(0.0, 2, 5)), ev.Publish).replaced == ()
+
+
+@pytest.mark.parametrize("unready", ["not protected", "finished"])
+def test_a_node_that_cannot_take_part_starts_all_anew(unready: str) -> None:
+    run = Driver(2, 1, shared=True).up(protect=unready != "not protected")
+    if unready == "finished":
+        run.send(ev.Finished(0.0, run.holder(1)))
+    assert says(run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))) == ["peer_failed"]
+    assert run.at(RunPhase.RESTARTING)
+
+
+def test_what_belongs_to_an_earlier_incident_is_late() -> None:
+    run = node()
+    run.kill(run.holder(0))
+    assert run.send(ev.WorldDecided(0.0, 2, 5)) == (), "this node has not answered"
+    run.close(4)
+    run.answer("stopped", (1,))
+    assert run.send(ev.WorldDecided(0.0, 1, 5)) == ()
+    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
+    assert run.state.generation == 3
+    assert run.send(ev.WorldDecided(0.0, 2, 5)) == () and run.at(RunPhase.STOPPING)
+    run.close(4)
+    run.answer("stopped", (1,))
+    run.send(ev.WorldDecided(0.0, 3, 5))
+    assert run.send(ev.WorldRestored(0.0, 2)) == () and not run.state.opened
+    run.send(ev.WorldRestored(0.0, 3))
+    assert run.send(ev.WorldRestored(0.0, 3)) == (), "once is enough"
+
+
+@pytest.mark.parametrize("stage", [None, "restored"])
+def test_a_second_death_in_the_repair_begins_the_next_one(stage: str | None) -> None:
+    run = node()
+    run.kill(run.holder(0))
+    run.close(4)
+    run.answer("stopped", (1,))
+    run.send(ev.WorldDecided(0.0, 2, 5))
+    if stage:
+        run.answer(stage)
+    assert ev.CloseGate(3) in run.kill(run.holder(1))
+    run.close(4)
+    assert run.state.reported == 0 or run.orders[-1] == ev.TellStopped(3, 4)
+
+
+def test_a_repair_that_waits_for_ranks_of_another_node_is_not_given_up() -> None:
+    run = node()
+    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
+    run.close(4)
+    run.answer("stopped")
+    run.send(ev.WorldDecided(0.0, 2, 5))
+    for stage in ("cleaned", "ready"):
+        run.answer(stage)
+    assert run.stall() == () and run.at(RunPhase.REPAIRING)
+
+
+def test_a_death_after_the_decision_was_asked_for_needs_no_new_one() -> None:
+    run = node()
+    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
+    run.close(4)
+    run.answer("stopped")
+    worker = run.holder(1)
+    run.send(ev.Dying(0.0, worker))
+    assert run.send(ev.WorldDecided(0.0, 2, 5)) == (ev.DecideGate(2, 5),), "its exit code says what to do"
+    assert only(run.kill(worker), ev.Publish).replaced == (1,)
