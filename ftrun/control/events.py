@@ -460,11 +460,12 @@ class Publish(Action):
 class TellStopped(Action):
     """Tell the other nodes that each living rank of this one has stopped or finished its update: the answer is WorldDecided.
 
-    `last`: the last gate that this node's word opened.
+    `last`: the last gate that this node's word opened; `replaced`: its ranks that get another worker.
     """
 
     generation: int
     last: int
+    replaced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

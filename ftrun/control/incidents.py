@@ -149,7 +149,8 @@ def _tell_stopped(state: State) -> Result:
     moving = [w for w in state.ranked() if w.dying or w.answered < WorkerStage.STOPPED]
     if state.last is None or state.reported or moving:
         return state, ()
-    return replace(state, reported=WorkerStage.STOPPED), (events.TellStopped(state.generation, state.last),)
+    told = events.TellStopped(state.generation, state.last, state.replaced)
+    return replace(state, reported=WorkerStage.STOPPED), (told,)
 
 
 def world_stops(config: Config, state: State, event: events.WorldStops) -> Result:

@@ -1,8 +1,8 @@
 """The fd store: holds descriptors of the workers' memory, so that it outlives them, and ends the workers if the launcher dies.
 
 Theory of operation. It is a process of its own and uses the standard library only. One thread serves the launcher's socket and a listening
-socket. A worker puts the descriptor of each segment under (rank, name); a replacement gets it. The fd store never maps or reads host
-memory; it imports device memory, in threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a
+socket. A worker puts the descriptor of each segment under (rank, name); a replacement gets it. Of several nodes, further threads read
+host memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a
 `bye`, it kills the fork server and every worker, and removes the run directory.
 
 Why a process of its own: memory lives as long as a process holds a descriptor or a mapping, and the weights must survive the launcher's
@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.handle import Handle, Kind
 from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
+from ftrun.helpers.memory_server import MemoryServer
 
 _INSIST = 2.0  # seconds for which `_guard` looks for workers that have not written their pid yet
 _CLIENTS = 128  # the most connections at once: a further one closes the one that has been silent longest
@@ -61,6 +63,8 @@ class FdStore:
         self._launcher = launcher
         self._board = Board.open(run_dir / paths.BOARD)
         self._held: dict[tuple[int, str], tuple[int, int, str]] = {}  # (rank, name) -> (cell, fd, handle)
+        self._lock = threading.Lock()  # around what changes `_held`, and around what another thread takes from it
+        self._memory: MemoryServer | None = None  # of several nodes
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
         self._select = selectors.DefaultSelector()
@@ -103,10 +107,30 @@ class FdStore:
             self._guarded = [int(pid) for pid in message["pids"]]
         elif message["op"] == "drop":
             self._drop()
+        elif message["op"] == "serve":
+            self._serve_nodes(str(message["address"]), str(message["secret"]))
         elif message["op"] == "alive?":
             with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
                 wire.send(self._launcher, {"op": "alive"})
         return bool(message["op"] != "bye")
+
+    def _serve_nodes(self, address: str, secret: str) -> None:
+        """Serve the memory to other nodes, from now on to those that know `secret`; tell the launcher the port, 0 = it cannot be served."""
+        if self._memory is not None:
+            self._memory.close()
+        try:
+            self._memory = MemoryServer(self._borrow, address, secret)
+            self._memory.start()
+        except OSError as error:
+            self._memory = None
+            print(f"fd store: cannot serve memory on {address}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
+            wire.send(self._launcher, {"op": "serving", "port": self._memory.port if self._memory is not None else 0})
+
+    def _borrow(self, rank: int, name: str) -> int | None:
+        with self._lock:
+            held = self._held.get((rank, name))
+            return os.dup(held[1]) if held and Handle.unpack(bytes.fromhex(held[2])).kind is Kind.HOST else None
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -171,7 +195,8 @@ class FdStore:
         """Hold a descriptor. Return True for device memory: a thread answers after its import."""
         handle = Handle.unpack(bytes.fromhex(message["handle"]))
         self._forget(key)  # the last put counts: a replacement that adopts sends the same memory again
-        self._held[key] = (message["cell"], fds.pop(), message["handle"])
+        with self._lock:
+            self._held[key] = (message["cell"], fds.pop(), message["handle"])
         rank, name = key
         for other in [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]:
             number = other[1].rpartition(".")[2]
@@ -192,9 +217,10 @@ class FdStore:
         return True
 
     def _forget(self, key: tuple[int, str]) -> None:
-        old = self._held.pop(key, None)
-        if old is not None:
-            os.close(old[1])
+        with self._lock:
+            old = self._held.pop(key, None)
+            if old is not None:
+                os.close(old[1])
         imported = self._imported.pop(key, None)
         if imported is not None:
             imported.let_go()

@@ -201,6 +201,7 @@ class Source(enum.IntEnum):
     PEER = 2
     SEALED = 3
     SNAPSHOT = 4
+    REMOTE = 5
 
 
 class Inexact(enum.IntFlag):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,13 +26,25 @@ class Place:
 class Span:
     """A world over several nodes. `size`: all of its ranks; `firsts`: the first rank of each node, which speaks for the node.
 
-    `address`: where the others reach this node; `meeting`: a part of the keys in the store that is equal on every node, and unique.
+    `node`: this node's index; `addresses`: where the others reach each node; `ports`: where each node serves its memory to those that
+    know `secret`, 0 = nowhere. `meeting`: a part of the keys in the store that is equal on every node, and unique. `replaced`: the ranks
+    of all nodes whose worker is new.
     """
 
     size: int
     firsts: tuple[int, ...]
-    address: str
+    node: int
+    addresses: tuple[str, ...]
     meeting: str
+    ports: tuple[int, ...] = ()
+    secret: str = ""
+    replaced: tuple[int, ...] = ()
+
+    def memory_of(self, rank: int) -> tuple[str, int] | None:
+        """Return host and port at which the node of `rank` serves its memory; None if it does not."""
+        node = bisect.bisect(self.firsts, rank) - 1
+        port = self.ports[node] if node < len(self.ports) else 0
+        return (self.addresses[node], port) if port else None
 
 
 @dataclass(frozen=True)

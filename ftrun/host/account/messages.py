@@ -246,6 +246,7 @@ def _from(source: Mapping[str, Any] | None) -> str:
     words = {
         "adopt": f"; state adopted in place, {moved} moved",
         "peer": f"; state copied from a peer, {moved}",
+        "remote": f"; state copied from another node, {moved}",
         "sealed": f"; state adopted in place, {moved} moved, and its update made from the gradients that it had sealed",
         "snapshot": f"; state loaded from the host snapshot, {moved}",
     }

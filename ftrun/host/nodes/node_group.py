@@ -33,6 +33,9 @@ class StoreHost(Protocol):
     def meet(self, store: tuple[str, int]) -> None:
         """Let the workers of a complete world meet at `store`."""
 
+    def serve_memory(self, address: str, secret: str) -> None:
+        """Let other nodes that know `secret` read this node's memory, on `address`; the host passes the port to `serves`."""
+
 
 class SoleNode:
     """Replaces `Peers` in a run on one node. `stamp`: no other run has the same."""
@@ -60,6 +63,12 @@ class SoleNode:
 
     def same_port(self, port: int) -> int:
         return port
+
+    def serves(self, port: int) -> None:
+        """Do nothing: there are no others to tell."""
+
+    def fd_store_ready(self) -> None:
+        """Do nothing: there are no others to serve."""
 
     def span(self) -> None:
         """Return None: this node has the whole world."""
@@ -98,6 +107,7 @@ class Peers:
         self._incident = 0  # number of the newest repair of the present world, the same on every node
         self._stopped = 0  # the generation that it has on this node
         self._heard: Record | None = None  # the last repair that another node began
+        self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
 
@@ -128,8 +138,17 @@ class Peers:
         if self._table is None or self.place.nodes < 2:
             return None
         firsts = tuple(self._table.place(member.id).first_rank for member in self._table.members)
-        meeting = f"{self.stamp}/{self._incident}"
-        return Span(self.place.world_size, firsts, self._table.members[self.place.node].addr, meeting)
+        addresses, ports = tuple(m.addr for m in self._table.members), tuple(map(int, self._decision.get("memories", ())))
+        return Span(
+            size=self.place.world_size,
+            firsts=firsts,
+            node=self.place.node,
+            addresses=addresses,
+            meeting=f"{self.stamp}/{self._incident}",
+            ports=ports,
+            secret=self._table.secret,
+            replaced=tuple(map(int, self._decision.get("replaced", ()))),
+        )
 
     # -- to the others -----------------------------------------------------------------------------------------------
 
@@ -146,7 +165,8 @@ class Peers:
             elif isinstance(action, ev.CloseGate):
                 self._closes(event, action, rank)
             elif isinstance(action, ev.TellStopped):
-                self._session.stopped(self.place.round, self._incident, action.last)
+                replaced = [self.global_rank(local) for local in action.replaced]
+                self._session.stopped(self.place.round, self._incident, action.last, replaced)
             elif isinstance(action, ev.TellRestored):
                 self._session.restored(self.place.round, self._incident)
             elif isinstance(action, ev.NodeDone):
@@ -170,6 +190,15 @@ class Peers:
         cause = str(getattr(event, "cause", "") or getattr(event, "signature", "")) or "died"
         about = {"kind": "failed", "rank": world_rank, "local_rank": rank, "cause": cause, "weight": _weight_of(event)}
         self._session.stops(self.place.round, self._incident, {**about, **self._where()})
+
+    def serves(self, port: int) -> None:
+        """Tell the other nodes the port at which they get at this node's memory; 0 = they cannot."""
+        self._session.serves(port)
+
+    def fd_store_ready(self) -> None:
+        """Let a new fd store serve the other nodes as the last one did."""
+        if self._host is not None and self._table is not None and self.place.nodes > 1:
+            self._host.serve_memory(self._table.members[self.place.node].addr, self._table.secret)
 
     def next_round(self) -> None:
         """Meet the other agents anew, after every worker of ours has ended."""
@@ -236,10 +265,11 @@ class Peers:
         assert self._host is not None and news.table is not None and news.record is not None
         self.place = news.table.place(news.record["me"])
         self.stamp = news.table.stamp()
-        self._table, self._incident, self._stopped = news.table, 0, 0
+        self._table, self._incident, self._stopped, self._decision = news.table, 0, 0, {}
+        self.fd_store_ready()
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
-        self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.to_record())
+        self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.shown())
         self._listener.log(_world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
         self._failure = None
         self._host.meet((host, port))
@@ -261,6 +291,7 @@ class Peers:
     def _decided(self, news: News) -> None:
         assert news.record is not None
         if (news.round, news.record["incident"]) == (self.place.round, self._incident):
+            self._decision = news.record
             self._listener.note("world-decided", **news.record)
             self._listener.on_event(ev.WorldDecided(time.monotonic(), self._stopped, int(news.record["resume"])))
 

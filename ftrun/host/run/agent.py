@@ -319,6 +319,8 @@ class Agent:
             self.exited(message["pid"], message["status"])
         elif op == "ready":
             self._ready(service, message)
+        elif op == "serving":
+            self._nodes.serves(int(message["port"]))
         else:
             self._worlds.on_store(message)
 
@@ -332,6 +334,7 @@ class Agent:
         if service == "fd store":
             self._board[Head.FD_STORE_EPOCH] = self._board[Head.FD_STORE_EPOCH] + 1
             self._board.ring_workers()
+            self._nodes.fd_store_ready()
         self._services.guard()
         if self._worlds.met:
             self._queue.append(ev.ServiceReady(time.monotonic(), service))

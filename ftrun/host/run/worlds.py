@@ -91,6 +91,10 @@ class Worlds:
         self._asked = True
         self._services.start_store(self._addr, self._port, self._context.settings.nodes.master_port > 0)
 
+    def serve_memory(self, address: str, secret: str) -> None:
+        """Let other nodes that know `secret` read this node's memory, on `address`."""
+        self._services.fd_store.send({"op": "serve", "address": address, "secret": secret})
+
     def fork_server_ready(self) -> None:
         """Repeat an order for a store that went down with the last fork server."""
         if self.store is None and not self._asked and self._addr:

@@ -35,6 +35,7 @@ _MOST = 8  # ranks that a sentence names one by one
 _SOURCES = {
     "adopt": "its weights and optimizer state had outlived it in shared memory and were adopted in place",
     "peer": "its weights and optimizer state were copied from another rank",
+    "remote": "its weights and optimizer state were copied from a rank on another node",
     "sealed": "its weights and optimizer state were adopted in place, and its update was made from the gradients that it had sealed",
     "snapshot": "the state came from the host snapshot",
 }

@@ -143,7 +143,7 @@ class Connecting:
         rank, size = self._place
         meeting: Meeting
         if self._far and self._world.span is not None:
-            address = self._world.span.address
+            address = self._world.span.addresses[self._world.span.node]
             meeting = FarMeeting(self._world, self._key, self._timeout, self._go_on)
         else:
             address = LOOPBACK

@@ -163,6 +163,15 @@ class Arena:
         """(offset, size) of the volatile zone in use."""
         return self._volatile_at, self.segment.load(_VOLATILE_END) - self._volatile_at
 
+    @property
+    def head(self) -> tuple[int, int]:
+        """(offset, size) of the marks and the lengths of all parts."""
+        return 0, _PAGE
+
+    def in_use(self) -> list[tuple[int, int]]:
+        """Return offset and size of everything that it holds in host memory beside its head."""
+        return [self.committed, self.volatile, (self._manifest_at, self.manifest_length)]
+
     def expect(self, zone: str, size: int) -> None:
         """Announce that `size` bytes on the GPU will be reserved in this zone."""
         if self.memory is not None:

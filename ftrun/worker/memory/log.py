@@ -27,6 +27,16 @@ class Log:
         self._room = room - _HEADER
 
     @property
+    def head(self) -> tuple[int, int]:
+        """(offset, size) in the segment of the word that counts the bytes written."""
+        return self._base, 8
+
+    @property
+    def content(self) -> tuple[int, int]:
+        """(offset, size) in the segment of all records."""
+        return self._base + _HEADER, self.used
+
+    @property
     def used(self) -> int:
         """Offset at which the next record begins."""
         return self._segment.load(self._base)

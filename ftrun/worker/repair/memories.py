@@ -1,4 +1,7 @@
-"""Fetch other ranks' memory from the fd store, once each, and look at it until a decision is made."""
+"""Fetch other ranks' memory, once each, and look at it until a decision is made: on this node from the fd store, else over the network.
+
+Ranks of other nodes are asked only where no rank of this node that holds the same lives, and a few of them: each look is a round trip.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ftrun.core.errors import WorkerError
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.world import World, newest_world
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
+from ftrun.worker.repair import transfer
+from ftrun.worker.repair.far_memory import FarMemory
 from ftrun.worker.repair.handover import fetch
-from ftrun.worker.repair.plan import NONE, Peer, Tags
-from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+from ftrun.worker.repair.plan import Peer, Tags
+from ftrun.worker.repair.recovery_points import Slots, tags_of
 
+_FAR = 3  # ranks of other nodes that are asked at once
+_LOOK, _FAR_LOOK = 0.002, 0.01  # seconds between two looks on this node, and at others
 _T = TypeVar("_T")
+
+
+class Unreached(WorkerError):
+    """Another node cannot be reached any more, or its memory cannot be used from here."""
 
 
 class Superseded(Exception):
@@ -43,11 +55,48 @@ class Memories:
         self._context = context
         self._world = context.world
         self._found: dict[int, Memory] = {}
+        self._far: dict[int, FarMemory] = {}
         self._refused: dict[int, str] = {}
 
     def of(self, rank: int) -> Memory:
-        """Return the memory of a rank that was reported as kept."""
+        """Return the memory of a rank that was reported as kept: the slots, and the arena as far as `with_weights` has brought it.
+
+        Raises:
+            Unreached
+        """
+        if rank in self._far:
+            try:
+                self._far[rank].read_slots()
+            except OSError as error:
+                raise Unreached(f"rank {rank}: {error}") from error
         return self._found[rank]
+
+    def is_far(self, rank: int) -> bool:
+        """Is it a rank of another node?"""
+        return rank in self._far
+
+    def with_weights(self, rank: int) -> Memory:
+        """Return the memory of a rank that was reported as kept, with what its arena holds in host memory.
+
+        Raises:
+            Unreached
+        """
+        far = self._far.get(rank)
+        if far is None:
+            return self._found[rank]
+        if far.arena.has_gpu:
+            raise Unreached(f"rank {rank}: its weights are on a GPU of another node, from where nothing can be copied yet")
+        try:
+            with transfer.counted(self._context, sum(size for _, size in far.arena.in_use())) as moved:
+                far.read_weights(moved)
+        except OSError as error:
+            raise Unreached(f"rank {rank}: {error}") from error
+        return self._found[rank]
+
+    def close(self) -> None:
+        """Hang up on other nodes. What was read there stays mapped: values that were decoded may lie in it."""
+        for far in self._far.values():
+            far.hang_up()
 
     def refuse(self, rank: int, why: object) -> None:
         """Note why that rank's memory was of no use."""
@@ -64,10 +113,12 @@ class Memories:
             seen = board.worker_bell()
             self._world = newest(self._context, self._world)  # in it, more ranks may be dead
             peers = tuple(map(self._peer, (rank for rank in donors(board, self._world, self._context.rank) if rank in ranks)))
+            if not any(peer.living for peer in peers):
+                peers += tuple(map(self._far_peer, self._others(ranks)))
             decision = decide(peers, time.monotonic() - begin)
             if decision is not None:
                 return decision
-            board.wait_workers(seen, 0.002)
+            board.wait_workers(seen, _FAR_LOOK if self._far else _LOOK)
 
     def _peer(self, rank: int) -> Peer:
         if rank not in self._found:
@@ -78,10 +129,28 @@ class Memories:
         living = rank not in self._world.replaced  # read before its memory, so that its last writes are seen
         return Peer(rank, memory.tags if memory else Tags(), living, memory is not None, self._refused.get(rank, ""))
 
+    def _others(self, ranks: Set[int]) -> list[int]:
+        """Return those of `ranks` on other nodes that are asked: the next ones whose memory was not of no use."""
+        here, mine = self._world.here, self._context.rank
+        order = sorted(ranks - here, key=lambda rank: (rank < mine, rank))
+        return [rank for rank in order if rank not in self._refused][:_FAR] or order[:1]
 
-def tags_of(slots: Slots, arena: Arena | None) -> Tags:
-    """Return the tags of slots and arena; without an arena there are no weights."""
-    return Tags(NONE if arena is None else arena.seal, slots.tag(START), slots.tag(GATE), slots.tag(END))
+    def _far_peer(self, rank: int) -> Peer:
+        span, tags = self._world.span, Tags()
+        address = span.memory_of(rank) if span is not None else None
+        try:
+            if address is None:
+                raise OSError("its node does not serve its memory")
+            if rank not in self._far and rank not in self._refused:
+                assert span is not None
+                far = self._far[rank] = FarMemory(address, span.secret, rank)
+                self._found[rank] = Memory(rank, far.slots, far.arena)
+            if rank in self._far:
+                tags = self._far[rank].look()
+        except OSError as error:
+            self.refuse(rank, error)
+        living = span is None or rank not in span.replaced
+        return Peer(rank, tags, living, rank in self._far and rank not in self._refused, self._refused.get(rank, ""))
 
 
 def newest(context: Context, world: World) -> World:

@@ -13,8 +13,10 @@ import torch
 
 from ftrun import native
 from ftrun.worker.memory import serialization
+from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.log import Damaged, Log
 from ftrun.worker.memory.segment import Segment
+from ftrun.worker.repair.plan import NONE, Tags
 
 START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that a body, as its backward revealed, accumulates on
@@ -27,6 +29,11 @@ _TAG, _LENGTH, _SUM = 0, 8, 16
 _MOST_HISTORIES = 16
 _ROOM_OF_HISTORY = 1 << 34
 LENGTH = _HISTORIES * _ROOM + _MOST_HISTORIES * _ROOM_OF_HISTORY
+
+
+def tags_of(slots: Slots, arena: Arena | None) -> Tags:
+    """Return the tags of slots and arena; without an arena there are no weights."""
+    return Tags(NONE if arena is None else arena.seal, slots.tag(START), slots.tag(GATE), slots.tag(END))
 
 
 class Slots:
@@ -81,6 +88,16 @@ class Slots:
         """Invalidate every slot of a step, since the world goes back to an earlier one."""
         for slot in (START, GATE, END, LATE, SEALED):
             self.invalidate(slot)
+
+    def heads(self) -> list[tuple[int, int]]:
+        """Return offset and size of the heads of the slots of steps, and of the lengths of the histories."""
+        return [(slot * _ROOM, _HEADER) for slot in (START, GATE, END)] + [log.head for log in self.histories]
+
+    def contents(self) -> list[tuple[int, int]]:
+        """Return offset and size of what the slots of steps that are whole hold, and of the histories."""
+        whole = [slot for slot in (START, GATE, END) if self.tag(slot) >= 0]
+        lengths = [(slot * _ROOM + _HEADER, self.segment.load(slot * _ROOM + _LENGTH)) for slot in whole]
+        return lengths + [log.content for log in self.histories if log.used]
 
     def data(self, slot: int) -> memoryview:
         """Return the bytes of a slot, unchecked and not copied."""

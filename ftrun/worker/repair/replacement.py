@@ -27,7 +27,7 @@ from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair import own_update, pipelines, transfer
 from ftrun.worker.repair.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.memories import Memories, Memory, Superseded, tags_of
+from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached
 from ftrun.worker.repair.plan import (
     IF_A_PART,
     NONE,
@@ -45,7 +45,7 @@ from ftrun.worker.repair.plan import (
     with_remedies,
 )
 from ftrun.worker.repair.rank_state import RankState, read_state
-from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots, tags_of
 from ftrun.worker.repair.rollback import lay_over, reload
 from ftrun.worker.repair.snapshot import newest_common
 from ftrun.worker.repair.snapshot_store import BadSnapshot
@@ -83,9 +83,10 @@ class Restorer:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
         except TransferError as error:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
-        except Damaged as error:
+        except (Damaged, Unreached) as error:
             raise NoSource(str(error)) from error
         finally:
+            self._memories.close()
             self._unmap()
 
     def _unmap(self) -> None:
@@ -135,7 +136,8 @@ class Restorer:
         self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             kit.hand_over()  # the fd store that these segments came from is gone
-        context.cell[F.SOURCE] = _SHOWN[decided.weights]
+        is_far = decided.replica is not None and self._memories.is_far(decided.replica)
+        context.cell[F.SOURCE] = Source.REMOTE if is_far else _SHOWN[decided.weights]
         context.cell[F.SOURCE_BYTES] = moved
 
     def _weights(self, own: Arena) -> tuple[Sources, Manifest, int]:
@@ -160,7 +162,7 @@ class Restorer:
                     self._map_gpu(used)
                 if used is not None:
                     return decided, *self._copy(own, self._memories.of(used))
-            except (NoSource, TransferError, DeviceError) as error:
+            except (NoSource, TransferError, DeviceError, Unreached) as error:
                 assert used is not None
                 self._memories.refuse(used, error)
                 decided = None
@@ -327,6 +329,8 @@ class Restorer:
             DeviceError
         """
         gpu, arena = self.state.gpu, None if rank is None else self._memories.of(rank).arena
+        if rank is not None and self._memories.is_far(rank):
+            return
         if gpu is not None and rank is not None and arena is not None and arena.has_gpu and arena.memory is None:
             fetch_gpu(self.context, rank, arena, gpu, write=False)
             self._mapped.append(arena)
@@ -337,10 +341,11 @@ class Restorer:
         Raises:
             NoSource
             TransferError
+            Unreached
         """
         if self.state.holders.rest_on_word and parted(self.kit.ledger.slots, replica.slots, self.resume):
             raise NoSource("protect(replicas=...) says that it holds the same, but its gradients of the last update were others")
-        source = replica.arena
+        source = self._memories.with_weights(replica.rank).arena
         manifest = source.read_manifest()
         self._check_layout(manifest)
         own.open()
@@ -401,14 +406,14 @@ class Restorer:
         yield from self._ends(self.state.holders.of_everything() - {self.context.rank, replica.rank})[0]
 
     def _everyones(self) -> list[Slots]:
-        """Return the slots of all ranks of this node that completed the update before the resume step.
+        """Return the slots of ranks that completed the update before the resume step: all of this node, or some of others.
 
         Raises:
             NoSource: If a living one did not.
             Superseded
         """
         assert self.context.world is not None
-        done, in_time = self._ends(self.context.world.here - {self.context.rank})
+        done, in_time = self._ends(set(range(self.context.world.size)) - {self.context.rank})
         if not in_time:
             why = f"not every rank completed the update before step {self.resume} within {PEER:.0f} s"
             raise NoSource(Refusal(why, requeue=True))
@@ -428,6 +433,8 @@ class Restorer:
         after = read_state(replica.slots, END)
         written, ever = after.buffers, saved.ever if saved is not None else []
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
+        if alone or written:
+            replica = self._memories.with_weights(replica.rank)
         mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, alone)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ftrun import native
@@ -42,6 +42,17 @@ def progress(context: Context, total: int) -> Iterator[int]:
         yield cell.field_address(F.MOVED)
     finally:
         cell[F.MOVE_TOTAL] = 0
+
+
+@contextlib.contextmanager
+def counted(context: Context, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a transfer of `total` bytes that Python makes; the body tells of each piece by the function that it gets."""
+    with progress(context, total):
+
+        def moved(size: int) -> None:
+            context.cell[F.MOVED] = context.cell[F.MOVED] + size
+
+        yield moved
 
 
 def peer_copy(context: Context, to: list[Extent], source: list[Extent], gpu: int | None = None) -> Moved:

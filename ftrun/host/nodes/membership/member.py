@@ -15,8 +15,9 @@ A peer is alive while its record changes: never is its clock compared with ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftrun.core.errors import UsageError
@@ -105,6 +106,7 @@ class Member:
         self._ready = False
         self._together: Together | None = None  # from when the workers of that round can meet
         self._hosting = False
+        self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
         self._reported: tuple[str, int, int] | None = None
         self.over = False
@@ -143,15 +145,19 @@ class Member:
         if self._table is not None and self._ready:
             self._state, self._dirty = "finished", True
 
+    def serves(self, port: int) -> None:
+        """Record where the others get at this node's memory."""
+        self._memory, self._dirty = port, True
+
     def stops(self, number: int, incident: int, why: Record) -> None:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
         if self._together is not None and self._about == number:
             self._together.stops(incident, why)
 
-    def stopped(self, number: int, incident: int, last: int) -> None:
-        """Record that no rank of this agent moves any more, and that its gate word opened gate `last`."""
+    def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int]) -> None:
+        """Record that no rank of this agent moves any more, that its gate word opened gate `last`, and which ranks are to be replaced."""
         if self._together is not None and self._about == number:
-            self._together.stopped(incident, last)
+            self._together.stopped(incident, last, replaced)
             self._dirty = True
 
     def restored(self, number: int, incident: int) -> None:
@@ -219,6 +225,7 @@ class Member:
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
         terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
+        state["memory"] = self._memory
         answers = self._together.answers if self._together is not None else {}
         self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
         self._dirty = False
@@ -339,7 +346,7 @@ class Member:
         if table.restarts > self._terms.max_restarts:
             self._carrier.create(OVER, over_after(reason, self._terms.max_restarts))
         else:
-            self._carrier.create(f"round.{target}", table.to_record())
+            self._carrier.create(f"round.{target}", replace(table, secret=secrets.token_hex(16)).to_record())
 
     def _why(self, last: RoundTable, joiners: list[str]) -> Record:
         records: list[Record] = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
@@ -53,8 +53,11 @@ class Session:
     def stops(self, number: int, incident: int, why: Record) -> None:
         self._orders.put(("stops", (number, incident, why)))
 
-    def stopped(self, number: int, incident: int, last: int) -> None:
-        self._orders.put(("stopped", (number, incident, last)))
+    def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int]) -> None:
+        self._orders.put(("stopped", (number, incident, last, replaced)))
+
+    def serves(self, port: int) -> None:
+        self._orders.put(("serves", (port,)))
 
     def restored(self, number: int, incident: int) -> None:
         self._orders.put(("restored", (number, incident)))

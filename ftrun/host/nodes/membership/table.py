@@ -6,7 +6,7 @@ import re
 import signal
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import Record
@@ -40,6 +40,7 @@ class RoundTable:
     members: tuple[Node, ...]
     restarts: int = 0
     why: str = ""  # what ended the round before
+    secret: str = field(default="", repr=False, compare=False)  # with which the nodes of the round get at each other's memory
 
     @staticmethod
     def follow(
@@ -78,10 +79,18 @@ class RoundTable:
     def to_record(self) -> Record:
         return asdict(self)
 
+    def shown(self) -> Record:
+        """Return the record without its secret, for the journal."""
+        return {name: value for name, value in self.to_record().items() if name != "secret"}
+
     @staticmethod
     def from_record(raw: Mapping[str, Any]) -> RoundTable:
         return RoundTable(
-            int(raw["round"]), tuple(Node(**m) for m in raw["members"]), int(raw["restarts"]), str(raw["why"])
+            int(raw["round"]),
+            tuple(Node(**m) for m in raw["members"]),
+            int(raw["restarts"]),
+            str(raw["why"]),
+            str(raw.get("secret", "")),
         )
 
 

@@ -8,8 +8,8 @@ opened; docs/design/protocol.md proves that every rank can. When every node has 
 A fault in a repair begins the next incident, which supersedes the one before. Records, of round r and incident i:
 
 - `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it.
-- in `agent.<id>`: `stopped` [r, i, last gate], `restored` [r, i].
-- `go.<r>.<i>`: the gate number to go on with; the leader creates it.
+- in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced], `restored` [r, i], and `memory`, the port of its memory server.
+- `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
 - `open.<r>.<i>`: every rank of every node is restored; the leader creates it.
 
 Records that say what all nodes do are created once and never changed, and follow from answers that never change: two nodes that both
@@ -30,7 +30,7 @@ Told = Callable[[str, Record], None]
 class Together:
     """One agent's part in the repairs of round `number`, whose nodes are `members` (ids). `told(kind, record)` hears of news.
 
-    Kinds: stops (record: incident, and why), decided (incident, resume), restored (incident).
+    Kinds: stops (record: incident, and why), decided (incident, resume, replaced, and the port of each node's memory), restored (incident).
     """
 
     def __init__(self, carrier: Carrier, me: str, number: int, members: Sequence[str], told: Told) -> None:
@@ -59,9 +59,9 @@ class Together:
         self._began = True
         self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
 
-    def stopped(self, incident: int, last: int) -> None:
-        """Answer that no rank of this node moves any more, and that its word opened gate `last`."""
-        self._own = {**self._own, "stopped": [self._number, incident, last]}
+    def stopped(self, incident: int, last: int, replaced: Sequence[int] = ()) -> None:
+        """Answer that no rank of this node moves any more, that its word opened gate `last`, and which ranks (of the world) are lost."""
+        self._own = {**self._own, "stopped": [self._number, incident, last, [*replaced]]}
 
     def restored(self, incident: int) -> None:
         """Answer that every rank of this node is restored."""
@@ -87,9 +87,11 @@ class Together:
         incident = self._newest
         go, opened = self._name("go", incident), self._name("open", incident)
         if go not in view:
-            lasts = [answer[2] for answer in self._answers(view, "stopped")]
-            if len(lasts) == len(self._members):
-                self._carrier.create(go, {"incident": incident, "resume": 1 + max(lasts)})
+            answers = self._answers(view, "stopped")
+            if len(answers) == len(self._members):
+                resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
+                ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self._members]
+                self._carrier.create(go, {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports})
         elif opened not in view and len(self._answers(view, "restored")) == len(self._members):
             self._carrier.create(opened, {"incident": incident})
 

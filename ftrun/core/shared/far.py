@@ -1,0 +1,76 @@
+"""The protocol by which a node gives parts of its ranks' memory to a replacement on another node, over TCP.
+
+A connection begins with a challenge: the server sends 16 bytes, and the client answers with their HMAC-SHA256 under the secret of the
+run. Then come requests, each a length of four bytes and one JSON object:
+
+    {"op": "size", "rank": r, "name": n}                       -> {"ok": true, "size": bytes of the segment}
+    {"op": "read", "rank": r, "name": n, "ranges": [[at, n]]}  -> {"ok": true}, then each range in chunks
+
+An answer {"ok": false} means that there is no such segment in host memory. A chunk is its length, its checksum
+(`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import struct
+from typing import Any
+
+from ftrun.core.shape import loads
+
+CHALLENGE = 16  # bytes
+ANSWER = hashlib.sha256().digest_size
+CHUNK = 4 << 20  # most bytes of one
+HEAD = struct.Struct(">QQ")  # length and checksum of a chunk
+_LENGTH = struct.Struct(">I")
+_MOST = 1 << 20  # bytes of a request or an answer
+
+
+def answer(secret: str, challenge: bytes) -> bytes:
+    """Return what proves that a client knows the secret."""
+    return hmac.digest(secret.encode(), challenge, "sha256")
+
+
+def send(sock: socket.socket, message: dict[str, Any]) -> None:
+    """Send a request or an answer. Raises OSError."""
+    data = json.dumps(message).encode()
+    sock.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive(sock: socket.socket) -> dict[str, Any]:
+    """Receive one.
+
+    Raises:
+        ConnectionError: The peer is gone, or sent something else.
+        OSError
+    """
+    (length,) = _LENGTH.unpack(exactly(sock, _LENGTH.size))
+    if length > _MOST:
+        raise ConnectionError("the peer sent what is no message of ftrun's")
+    try:
+        message = loads(exactly(sock, length))
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise ConnectionError("the peer sent what is no message of ftrun's")
+    return message
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """Receive exactly `size` bytes. Raises OSError, ConnectionError if the peer is gone."""
+    data = bytearray(size)
+    fill(sock, memoryview(data))
+    return bytes(data)
+
+
+def fill(sock: socket.socket, room: memoryview) -> None:
+    """Receive as many bytes as there is room for. Raises OSError, ConnectionError if the peer is gone."""
+    at = 0
+    while at < len(room):
+        got = sock.recv_into(room[at:])
+        if not got:
+            raise ConnectionError("the peer closed the connection")
+        at += got

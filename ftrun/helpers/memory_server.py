@@ -1,0 +1,105 @@
+"""Gives parts of the memory that the fd store holds to replacements on other nodes, in threads beside the one that serves.
+
+Nothing here is asked for while nothing is repaired. A connection that stays silent is closed, and a client that does not know the
+run's secret gets nothing. Bytes are read by `pread`, never mapped: the memory may shrink or change while it is read, and the client
+checks afterwards that the replica's commit mark is still the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hmac
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ftrun import native
+from ftrun.core import shape
+from ftrun.core.shared import far
+
+_SILENT = 30.0  # seconds
+_AT_ONCE = 64  # connections
+_READ = shape.record({"rank": shape.whole, "name": shape.text, "ranges": shape.listed(shape.row(shape.whole, shape.whole))})
+_SIZE = shape.record({"rank": shape.whole, "name": shape.text})
+
+
+class MemoryServer:
+    """Serves the segments that `borrow(rank, name)` gives a new descriptor of, None if there is no such one in host memory."""
+
+    def __init__(self, borrow: Callable[[int, str], int | None], address: str, secret: str) -> None:
+        """Listen on any free port of `address`. Raises OSError."""
+        self._borrow = borrow
+        self._secret = secret
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((address, 0), family=family, backlog=_AT_ONCE)
+        self.port = int(self._listener.getsockname()[1])
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, name="ftrun-memory", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(sock,), name="ftrun-memory", daemon=True).start()
+            else:
+                sock.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with sock, contextlib.suppress(OSError, ValueError):
+                sock.settimeout(_SILENT)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                challenge = secrets.token_bytes(far.CHALLENGE)
+                sock.sendall(challenge)
+                if not hmac.compare_digest(far.exactly(sock, far.ANSWER), far.answer(self._secret, challenge)):
+                    return
+                while True:
+                    self._reply(sock, far.receive(sock))
+        finally:
+            self._room.release()
+
+    def _reply(self, sock: socket.socket, asked: dict[str, Any]) -> None:
+        """Answer a request. Raises ValueError for one that nobody sends, and OSError."""
+        reads = asked.get("op") == "read"
+        if not (_READ if reads else _SIZE)(asked):
+            raise ValueError("a question that nobody asks")
+        fd = self._borrow(asked["rank"], asked["name"])
+        if fd is None:
+            far.send(sock, {"ok": False})
+            return
+        try:
+            if not reads:
+                far.send(sock, {"ok": True, "size": os.fstat(fd).st_size})
+                return
+            far.send(sock, {"ok": True})
+            buffer = ctypes.create_string_buffer(min(far.CHUNK, max((size for _, size in asked["ranges"]), default=0)) or 1)
+            for at, size in asked["ranges"]:
+                _send_range(sock, fd, at, size, buffer)
+        finally:
+            os.close(fd)
+
+
+def _send_range(sock: socket.socket, fd: int, at: int, size: int, buffer: ctypes.Array[ctypes.c_char]) -> None:
+    room, end = memoryview(buffer), at + size
+    while at < end:
+        got = os.preadv(fd, [room[: min(len(room), end - at)]], at)
+        if not got:
+            raise ValueError("a range beyond the end of the segment")
+        sock.sendall(far.HEAD.pack(got, native.checksum(ctypes.addressof(buffer), got)))
+        sock.sendall(room[:got])
+        at += got

@@ -1,0 +1,99 @@
+"""The memory of a rank on another node, as a mirror: sparse segments here, whose parts are filled over TCP as they are needed.
+
+A mirror has the layout of the original, so all code that reads another rank's arena and slots reads it like one of this node. `look`
+brings the marks and tags, `read_slots` the contents of the slots, `read_weights` the zones of the arena. The original may change
+meanwhile: slots have checksums of their own, and whoever copies weights compares the commit mark before and after, as with a
+replica on this node. Each chunk on its way has a checksum, too (`ftrun.core.shared.far`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from ftrun import native
+from ftrun.core.shared import far
+from ftrun.worker.memory.arena import Arena
+from ftrun.worker.memory.segment import Segment
+from ftrun.worker.repair.plan import Tags
+from ftrun.worker.repair.recovery_points import Slots, tags_of
+
+_CONNECT = 5.0  # seconds
+_SILENT = 30.0  # seconds in which some bytes must come
+_AGAIN = 5  # times that slots are read again if they changed on the way
+_Range = tuple[int, int]  # place and length in a segment
+
+
+class FarMemory:
+    """Arena and slots of `rank`, served at `address` (host, port).
+
+    Raises:
+        OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: str, rank: int) -> None:
+        self._rank = rank
+        self._sock = socket.create_connection(address, _CONNECT)
+        try:
+            self._sock.settimeout(_SILENT)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.sendall(far.answer(secret, far.exactly(self._sock, far.CHALLENGE)))
+            self._mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in ("arena", "slots")}
+        except OSError:
+            self._sock.close()
+            raise
+        self.arena, self.slots = Arena(self._mirrors["arena"]), Slots(self._mirrors["slots"])
+
+    def hang_up(self) -> None:
+        self._sock.close()
+
+    def look(self) -> Tags:
+        """Return the tags and the commit mark as they are now."""
+        self._read("slots", self.slots.heads())
+        self._read("arena", [self.arena.head])
+        return tags_of(self.slots, self.arena)
+
+    def read_slots(self) -> None:
+        """Bring the contents of all slots that are whole, and the logs that they refer to."""
+        before = self.look()
+        for _ in range(_AGAIN):
+            self._read("slots", self.slots.contents())
+            after = self.look()
+            if (after.start, after.gate, after.end) == (before.start, before.gate, before.end):
+                return
+            before = after
+        raise OSError(f"the slots of rank {self._rank} changed while they were read")
+
+    def read_weights(self, moved: Callable[[int], None] = lambda size: None) -> int:
+        """Bring everything that the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""
+        self._read("arena", [self.arena.head])
+        parts = self.arena.in_use()
+        self._read("arena", parts, moved)
+        self._read("arena", [self.arena.head])
+        return sum(size for _, size in parts)
+
+    def _size(self, name: str) -> int:
+        far.send(self._sock, {"op": "size", "rank": self._rank, "name": name})
+        answer = far.receive(self._sock)
+        if not answer.get("ok"):
+            raise OSError(f"its node has no {name} of rank {self._rank} in host memory")
+        return int(answer["size"])
+
+    def _read(self, name: str, ranges: list[_Range], moved: Callable[[int], None] = lambda size: None) -> None:
+        mirror = self._mirrors[name]
+        if any(at < 0 or size < 0 or at + size > mirror.length for at, size in ranges):
+            raise OSError(f"the {name} of rank {self._rank} changed while it was read")
+        far.send(self._sock, {"op": "read", "rank": self._rank, "name": name, "ranges": ranges})
+        if not far.receive(self._sock).get("ok"):
+            raise OSError(f"its node has no {name} of rank {self._rank} in host memory any more")
+        for at, size in ranges:
+            end = at + size
+            while at < end:
+                length, checksum = far.HEAD.unpack(far.exactly(self._sock, far.HEAD.size))
+                if not 0 < length <= end - at:
+                    raise OSError(f"the node of rank {self._rank} sent what is no part of its {name}")
+                far.fill(self._sock, mirror.view(at, length))
+                if native.checksum(mirror.address + at, length) != checksum:
+                    raise OSError(f"a part of the {name} of rank {self._rank} does not match its checksum: it was damaged on the way")
+                at += length
+                moved(length)
