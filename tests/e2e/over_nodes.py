@@ -1,11 +1,18 @@
-"""Run the reference script on several nodes: launchers on this machine that share nothing but a folder to meet in."""
+"""Run a script on several nodes: launchers on this machine that share a folder to meet in, and kill workers of theirs at random."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ftrun.core.errors import PlatformError
+from ftrun.core.shared.board import Board, F, Flag
+from ftrun.core.shared.world import newest_world
 from tests.e2e.harness import REFERENCE, TIMEOUT, Outcome, Running, check_journal, read, script_command, start
 
 
@@ -22,24 +29,65 @@ def begin(
     meeting = folder / "meeting"
     meeting.mkdir(mode=0o700, parents=True)
     together = ["--nnodes", str(len(nodes)), "--rdzv-backend", "file", "--rdzv-endpoint", str(meeting), "--rdzv-id", "many"]
-    words = ["--out", str(folder / "out"), *arguments]
+    together += ["--local-addr", "127.0.0.1", "--max-replacements", "50", *options]
     begun = []
     for number, ranks in enumerate(nodes):
         own = folder / f"node{number}"
-        own_options = (*together, "--local-addr", "127.0.0.1", "--max-replacements", "50", *options)
-        command = script_command(own, script, words, faults, ranks=ranks, options=own_options)
+        command = script_command(own, script, ["--out", str(folder / "out"), *arguments], faults, ranks=ranks, options=together)
         begun.append(start(own, command))
     return begun
 
 
 def end(begun: Sequence[Running], ranks: int = 4, timeout: float = TIMEOUT) -> list[Outcome]:
-    """Wait for the end of every node; each outcome has the results of all ranks."""
+    """Wait for the end of every node. Each outcome has its node's output and journal, and what all ranks wrote."""
     codes = [one.wait(timeout) for one in begun]
-    for one in begun:
-        check_journal(one.folder)
+    folder = begun[0].folder.parent
+    (folder / "output.txt").touch()
     found = []
     for one, code in zip(begun, codes, strict=True):
+        check_journal(one.folder)
         own = read(one.folder, code, time.monotonic() - one.begun, 0)
-        own.ranks = read(one.folder.parent, 0, 0.0, ranks).ranks if (one.folder.parent / "output.txt").touch() is None else []
+        own.ranks = read(folder, 0, 0.0, ranks).ranks
         found.append(own)
     return found
+
+
+class Killer:
+    """Kills workers in the loop at random moments, on any node."""
+
+    def __init__(self, begun: Sequence[Running], seed: int) -> None:
+        self._begun = begun
+        self._random = random.Random(seed)
+        self._folders = [one.run_dir() for one in begun]
+
+    def pids(self, node: int) -> list[int]:
+        """The workers of a node that are in the loop; none while a world is being made."""
+        with contextlib.suppress(OSError, PlatformError):
+            board = Board.open(self._folders[node] / "board")
+            world = newest_world(self._folders[node], board)
+            cells = [board.cell(place.cell) for place in world.places]
+            return [cell[F.PID] for cell in cells if cell.has(Flag.LOOPING) and not cell.has(Flag.LOOP_DONE)]
+        return []
+
+    def wait_for_all(self, ranks: int) -> None:
+        """Wait until so many workers are in the loop."""
+        deadline = time.monotonic() + TIMEOUT
+        while sum(len(self.pids(node)) for node in range(len(self._begun))) < ranks:
+            assert time.monotonic() < deadline and all(one.process.poll() is None for one in self._begun), "\n".join(
+                one.output for one in self._begun
+            )
+            time.sleep(0.05)
+
+    def kill(self, nodes: int = 1) -> int:
+        """Kill one worker of so many nodes, at once; return how many."""
+        killed = 0
+        for node in self._random.sample(range(len(self._begun)), nodes):
+            pids = self.pids(node)
+            if pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._random.choice(pids), signal.SIGKILL)
+                    killed += 1
+        return killed
+
+    def pause(self, least: float, most: float) -> None:
+        time.sleep(self._random.uniform(least, most))

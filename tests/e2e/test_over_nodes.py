@@ -1,0 +1,107 @@
+"""Repair in place over several nodes: a worker dies on one of them, and all go on together, to the end of an uninterrupted run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.e2e import harness, over_nodes, sharding
+from tests.e2e.harness import Outcome, kill
+
+EXACT = "bit-identical to an uninterrupted run: yes"
+STEPS = ("--steps", "12")
+Stock = Callable[..., Outcome]
+
+
+def all_exact(outcomes: Sequence[Outcome], wanted: Outcome, struck: Sequence[int] = ()) -> None:
+    """Every node ended well, where stock torch ends; those that lost a rank say that the result is exact."""
+    for node, outcome in enumerate(outcomes):
+        harness.same(wanted, outcome)
+        assert outcome.code == 0, outcome.tail()
+        if node in struck:
+            assert EXACT in outcome.output, outcome.tail()
+        elif "1 incident" not in outcome.output:
+            assert "done: " in outcome.output, outcome.tail()
+    decided = [[note["resume"] for note in outcome.notes("world-decided")] for outcome in outcomes]
+    assert all(one == decided[0] for one in decided), f"two worlds: {decided}"
+
+
+def test_a_rank_dies_in_its_backward(folder: Path, stock: Stock) -> None:
+    begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 6)])
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes, stock(*STEPS), struck=[1])
+    here, there = outcomes[1].output, outcomes[0].output
+    assert "takes over rank 2; step 6 again; state adopted in place" in here
+    assert "rank 2 on node 1 (" in there and "; this node stops with it, and they go on together" in there
+    assert "all replicas equal after the last step" in there
+    assert "fault did not fire" not in here + there, "rank 2 is no rank of node 0"
+
+
+def test_the_only_rank_of_a_node_dies_in_its_update(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    begun = over_nodes.begin(folder, STEPS, [kill(1, "update", 6)], nodes=(1, 1))
+    outcomes = over_nodes.end(begun, ranks=2)
+    all_exact(outcomes, harness.stock(tmp_path_factory.mktemp("stock"), STEPS, ranks=2), struck=[1])
+    assert "takes over rank 1; going on with step 7; state copied from another node" in outcomes[1].output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("phase", ["forward", "backward", "gate", "update", "idle"])
+def test_a_rank_dies_anywhere(phase: str, rank: int, folder: Path, stock: Stock) -> None:
+    steps = (*STEPS, "--accum", "across", "--data", "loader")
+    begun = over_nodes.begin(folder, steps, [kill(rank, phase, 5)])
+    all_exact(over_nodes.end(begun), stock(*steps), struck=[rank // 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "phase"), [(0, "backward"), (3, "gate"), (1, "update"), (2, "update")])
+def test_replicas_of_a_shard_on_another_node(rank: int, phase: str, folder: Path, sharded_stock: Stock) -> None:
+    told = ("--steps", "8", *sharding.HSDP)
+    begun = over_nodes.begin(folder, told, [kill(rank, phase, 4)], script=sharding.SCRIPT)
+    outcomes = over_nodes.end(begun, timeout=sharding.SLOW)
+    all_exact(outcomes, sharded_stock(*told), struck=[rank // 2])
+    if phase == "update":
+        assert "state copied from another node" in outcomes[rank // 2].output
+
+
+@pytest.mark.slow
+def test_fully_sharded_over_nodes(folder: Path, sharded_stock: Stock) -> None:
+    told = ("--steps", "8", "--layout", "fsdp")
+    begun = over_nodes.begin(folder, told, [kill(2, "backward", 3), kill(1, "gate", 5)], script=sharding.SCRIPT)
+    all_exact(over_nodes.end(begun, timeout=sharding.SLOW), sharded_stock(*told), struck=[0, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("nodes", [(2, 2), (2, 1, 1), (1, 3)], ids=str)
+def test_ranks_die_at_random(nodes: tuple[int, ...], seed: int, folder: Path, stock: Stock) -> None:
+    """One rank, or ranks of two nodes at once; the next ones often die in the repair."""
+    steps = ("--steps", "80", "--stretch", "0.005")
+    begun = over_nodes.begin(folder, steps, nodes=nodes)
+    killer = over_nodes.Killer(begun, seed)
+    killer.wait_for_all(4)
+    killed = 0
+    while killed < 5 and all(one.process.poll() is None for one in begun):
+        killer.pause(0.05, 1.0)
+        killed += killer.kill(nodes=2 if killed == 2 else 1)
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes, stock(*steps))
+    assert killed >= 3
+
+
+@pytest.mark.slow
+def test_a_lost_node_starts_all_anew(folder: Path, stock: Stock) -> None:
+    """Nobody has a lost node's ranks, so the others wait for a node that takes its place, and start from the beginning."""
+    steps = ("--steps", "400", "--stretch", "0.01")
+    meet = ("--max-restarts", "2", "--rdzv-conf", "keep_alive=2")
+    begun = over_nodes.begin(folder, steps, options=meet)
+    over_nodes.Killer(begun, 0).wait_for_all(4)
+    begun[1].process.send_signal(signal.SIGKILL)
+    wait_for(lambda: "node 1 (" in begun[0].output and "is gone" in begun[0].output, "the loss of node 1")
+    begun[0].process.send_signal(signal.SIGINT)
+    assert begun[0].wait(30.0) == 130
+    begun[1].wait(30.0)
