@@ -2,8 +2,9 @@
 
 Theory of operation. It is a process of its own and uses the standard library only. One thread serves the launcher's socket and a listening
 socket. A worker puts the descriptor of each segment under (rank, name); a replacement gets it. Of several nodes, further threads read
-host memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a
-`bye`, it kills the fork server and every worker, and removes the run directory.
+host memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in
+threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a `bye`, it kills
+the fork server and every worker, and removes the run directory.
 
 Why a process of its own: memory lives as long as a process holds a descriptor or a mapping, and the weights must survive the launcher's
 death. The fd store ends the workers then, since it sees the launcher's socket close and does nothing that could delay it. Named files in

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hmac
 import os
 import secrets
@@ -69,15 +70,17 @@ class MemoryServer:
                 if not hmac.compare_digest(far.exactly(sock, far.ANSWER), far.answer(self._secret, challenge)):
                     return
                 while True:
-                    self._reply(sock, far.receive(sock))
+                    self._reply(sock, challenge, far.receive(sock))
         finally:
             self._room.release()
 
-    def _reply(self, sock: socket.socket, asked: dict[str, Any]) -> None:
+    def _reply(self, sock: socket.socket, challenge: bytes, asked: dict[str, Any]) -> None:
         """Answer a request. Raises ValueError for one that nobody sends, and OSError."""
         reads = asked.get("op") == "read"
         if not (_READ if reads else _SIZE)(asked):
             raise ValueError("a question that nobody asks")
+        if reads and min(map(min, asked["ranges"]), default=0) < 0:
+            raise ValueError("a range before the beginning of the segment")
         fd = self._borrow(asked["rank"], asked["name"])
         if fd is None:
             far.send(sock, {"ok": False})
@@ -89,17 +92,25 @@ class MemoryServer:
             far.send(sock, {"ok": True})
             buffer = ctypes.create_string_buffer(min(far.CHUNK, max((size for _, size in asked["ranges"]), default=0)) or 1)
             for at, size in asked["ranges"]:
-                _send_range(sock, fd, at, size, buffer)
+                seal = functools.partial(far.seal, self._secret, challenge, asked["rank"], asked["name"])
+                _send_range(sock, fd, (at, at + size), buffer, seal)
         finally:
             os.close(fd)
 
 
-def _send_range(sock: socket.socket, fd: int, at: int, size: int, buffer: ctypes.Array[ctypes.c_char]) -> None:
-    room, end = memoryview(buffer), at + size
+def _send_range(
+    sock: socket.socket,
+    fd: int,
+    where: tuple[int, int],
+    buffer: ctypes.Array[ctypes.c_char],
+    seal: Callable[[int, memoryview], bytes],
+) -> None:
+    room, (at, end) = memoryview(buffer), where
     while at < end:
         got = os.preadv(fd, [room[: min(len(room), end - at)]], at)
         if not got:
             raise ValueError("a range beyond the end of the segment")
         sock.sendall(far.HEAD.pack(got, native.checksum(ctypes.addressof(buffer), got)))
         sock.sendall(room[:got])
+        sock.sendall(seal(at, room[:got]))
         at += got

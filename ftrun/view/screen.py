@@ -197,5 +197,6 @@ def _replaced(incident: dict[str, Any], rank: str) -> bool:
 
 
 def _source(source: dict[str, Any]) -> str:
-    words = {"adopt": "adopted in place", "peer": "from a peer", "remote": "from another node", "sealed": "adopted, update made from sealed gradients"}
+    words = {"adopt": "adopted in place", "peer": "from a peer", "remote": "from another node"}
+    words["sealed"] = "adopted, update made from sealed gradients"
     return f"{words.get(source['name'], 'from ' + source['name'])}, {size(source['bytes'])}"

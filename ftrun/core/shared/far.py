@@ -7,7 +7,8 @@ run. Then come requests, each a length of four bytes and one JSON object:
     {"op": "read", "rank": r, "name": n, "ranges": [[at, n]]}  -> {"ok": true}, then each range in chunks
 
 An answer {"ok": false} means that there is no such segment in host memory. A chunk is its length, its checksum
-(`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes.
+(`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes. A chunk of anything but an arena has the
+HMAC of its place and bytes behind it: slots are read by `marshal`, which a stranger on the network must not feed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from ftrun.core.shape import loads
 
 CHALLENGE = 16  # bytes
-ANSWER = hashlib.sha256().digest_size
+ANSWER = SEAL = hashlib.sha256().digest_size
 CHUNK = 4 << 20  # most bytes of one
 HEAD = struct.Struct(">QQ")  # length and checksum of a chunk
 _LENGTH = struct.Struct(">I")
@@ -32,6 +33,18 @@ _MOST = 1 << 20  # bytes of a request or an answer
 def answer(secret: str, challenge: bytes) -> bytes:
     """Return what proves that a client knows the secret."""
     return hmac.digest(secret.encode(), challenge, "sha256")
+
+
+def seal(secret: str, challenge: bytes, rank: int, name: str, at: int, data: bytes | memoryview) -> bytes:
+    """Return what proves that a node of the run sent these bytes at this place of a segment, in answer to this connection's challenge.
+
+    b"" for an arena: it holds numbers, and hashing gigabytes would take longer than sending them.
+    """
+    if name == "arena":
+        return b""
+    mac = hmac.new(secret.encode(), challenge + f"{rank} {name} {at} ".encode(), "sha256")
+    mac.update(data)
+    return mac.digest()
 
 
 def send(sock: socket.socket, message: dict[str, Any]) -> None:

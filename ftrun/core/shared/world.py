@@ -23,7 +23,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Span:
+class AllNodes:
     """A world over several nodes. `size`: all of its ranks; `firsts`: the first rank of each node, which speaks for the node.
 
     `node`: this node's index; `addresses`: where the others reach each node; `ports`: where each node serves its memory to those that
@@ -75,7 +75,7 @@ class World:
     rollback: bool = False
     devices: tuple[str, ...] = ()
     stamp: str = ""
-    span: Span | None = None
+    span: AllNodes | None = None
 
     @property
     def size(self) -> int:

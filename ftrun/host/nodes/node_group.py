@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from ftrun.control import events as ev
 from ftrun.core.amounts import count
-from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL
-from ftrun.core.shared.world import Span
+from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEUE, EXIT_SIGNAL
+from ftrun.core.shared.world import AllNodes
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
@@ -133,13 +133,13 @@ class Peers:
         """Return the port of the next store, after one on `port` died: any, since the nodes meet anew and learn it."""
         return self.store_port
 
-    def span(self) -> Span | None:
+    def span(self) -> AllNodes | None:
         """Return the present world over all of its nodes, None if it is on this one alone."""
         if self._table is None or self.place.nodes < 2:
             return None
         firsts = tuple(self._table.place(member.id).first_rank for member in self._table.members)
         addresses, ports = tuple(m.addr for m in self._table.members), tuple(map(int, self._decision.get("memories", ())))
-        return Span(
+        return AllNodes(
             size=self.place.world_size,
             firsts=firsts,
             node=self.place.node,
@@ -160,6 +160,8 @@ class Peers:
         for action in actions:
             if isinstance(action, ev.Say) and action.what == "world_stopped" and action.rank is not None:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
+                if isinstance(event, ev.Unrestorable) and event.requeue:
+                    self._failure["code"] = EXIT_REQUEUE
             elif isinstance(action, ev.Say) and action.what == "peer_failed" and isinstance(event, ev.WorldStops):
                 self._failure = self._heard  # a repair that this node cannot take part in
             elif isinstance(action, ev.CloseGate):
@@ -306,7 +308,7 @@ class Peers:
         self._listener.note("world-over", **record)
         if not self._ended:
             self._ended = True
-            code = EXIT_OK if record["code"] == EXIT_OK else EXIT_FAILED
+            code = record["code"] if record["code"] in (EXIT_OK, EXIT_REQUEUE) else EXIT_FAILED
             elsewhere = record.get("node") != self.place.node
             self._listener.on_event(ev.WorldEnded(time.monotonic(), code, str(record["detail"]), elsewhere))
 

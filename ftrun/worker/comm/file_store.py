@@ -1,7 +1,7 @@
-"""Exchange addresses between the ranks of a group: through files in the run directory on one machine, through the run's store on several.
+"""Exchange addresses between the ranks of a group: on one machine through files in the run directory, else through the run's store.
 
-On one machine files need no server. A TCPStore takes two round trips through one more process for each address, on processors that are busy just then. torch's
-FileStore looks every 10 ms (a value arrives 4 ms late, here 1 ms) and does not notice meanwhile that the world stops.
+Files need no server. A TCPStore takes two round trips through one more process for each address, on processors that are busy just
+then. torch's FileStore looks every 10 ms (a value arrives 4 ms late, here 1 ms) and does not notice meanwhile that the world stops.
 """
 
 from __future__ import annotations

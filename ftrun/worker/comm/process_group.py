@@ -236,9 +236,9 @@ class SwapGroup(ProcessGroup):
         Raises:
             Exception: The error of a connection that no stop explained.
         """
-        found = mine.new_empty((len(self.ranks) * len(mine), *mine.shape[1:]))
-        there = self._at_gate(lambda group: group._allgather_base(found, mine), found)
-        return found.view(len(self.ranks), *mine.shape) if there else None
+        found = mine.new_empty((len(self.ranks), *mine.shape))
+        each, options = [[*found.unbind()]], dist.AllgatherOptions()
+        return found if self._at_gate(lambda group: group.allgather(each, [mine], options), found) else None
 
     def _at_gate(self, begin: Callable[[Any], Any], result: torch.Tensor) -> bool:
         """Begin a collective of ftrun's own in the inner group, and wait for it. False: the world was stopped."""

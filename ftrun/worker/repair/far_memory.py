@@ -8,6 +8,7 @@ replica on this node. Each chunk on its way has a checksum, too (`ftrun.core.sha
 
 from __future__ import annotations
 
+import hmac
 import socket
 from collections.abc import Callable
 
@@ -15,8 +16,7 @@ from ftrun import native
 from ftrun.core.shared import far
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.repair.plan import Tags
-from ftrun.worker.repair.recovery_points import Slots, tags_of
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
 _CONNECT = 5.0  # seconds
 _SILENT = 30.0  # seconds in which some bytes must come
@@ -32,12 +32,13 @@ class FarMemory:
     """
 
     def __init__(self, address: tuple[str, int], secret: str, rank: int) -> None:
-        self._rank = rank
+        self._rank, self._secret = rank, secret
         self._sock = socket.create_connection(address, _CONNECT)
         try:
             self._sock.settimeout(_SILENT)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sock.sendall(far.answer(secret, far.exactly(self._sock, far.CHALLENGE)))
+            self._challenge = far.exactly(self._sock, far.CHALLENGE)
+            self._sock.sendall(far.answer(secret, self._challenge))
             self._mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in ("arena", "slots")}
         except OSError:
             self._sock.close()
@@ -47,21 +48,20 @@ class FarMemory:
     def hang_up(self) -> None:
         self._sock.close()
 
-    def look(self) -> Tags:
-        """Return the tags and the commit mark as they are now."""
+    def look(self) -> None:
+        """Bring the tags of the slots and the commit mark as they are now."""
         self._read("slots", self.slots.heads())
         self._read("arena", [self.arena.head])
-        return tags_of(self.slots, self.arena)
 
     def read_slots(self) -> None:
         """Bring the contents of all slots that are whole, and the logs that they refer to."""
-        before = self.look()
+        self.look()
         for _ in range(_AGAIN):
+            before = self._tags()
             self._read("slots", self.slots.contents())
-            after = self.look()
-            if (after.start, after.gate, after.end) == (before.start, before.gate, before.end):
+            self.look()
+            if self._tags() == before:
                 return
-            before = after
         raise OSError(f"the slots of rank {self._rank} changed while they were read")
 
     def read_weights(self, moved: Callable[[int], None] = lambda size: None) -> int:
@@ -71,6 +71,9 @@ class FarMemory:
         self._read("arena", parts, moved)
         self._read("arena", [self.arena.head])
         return sum(size for _, size in parts)
+
+    def _tags(self) -> list[int]:
+        return [self.slots.tag(slot) for slot in (START, GATE, END)]
 
     def _size(self, name: str) -> int:
         far.send(self._sock, {"op": "size", "rank": self._rank, "name": name})
@@ -92,7 +95,11 @@ class FarMemory:
                 length, checksum = far.HEAD.unpack(far.exactly(self._sock, far.HEAD.size))
                 if not 0 < length <= end - at:
                     raise OSError(f"the node of rank {self._rank} sent what is no part of its {name}")
-                far.fill(self._sock, mirror.view(at, length))
+                part = mirror.view(at, length)
+                far.fill(self._sock, part)
+                expected = far.seal(self._secret, self._challenge, self._rank, name, at, part)
+                if not hmac.compare_digest(far.exactly(self._sock, len(expected)), expected):
+                    raise OSError(f"a part of the {name} of rank {self._rank} was not sent by a node of this run")
                 if native.checksum(mirror.address + at, length) != checksum:
                     raise OSError(f"a part of the {name} of rank {self._rank} does not match its checksum: it was damaged on the way")
                 at += length

@@ -18,8 +18,8 @@ from ftrun.worker.memory.arena import Arena
 from ftrun.worker.repair import transfer
 from ftrun.worker.repair.far_memory import FarMemory
 from ftrun.worker.repair.handover import fetch
-from ftrun.worker.repair.plan import Peer, Tags
-from ftrun.worker.repair.recovery_points import Slots, tags_of
+from ftrun.worker.repair.plan import NONE, Peer, Tags
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
 _FAR = 3  # ranks of other nodes that are asked at once
 _LOOK, _FAR_LOOK = 0.002, 0.01  # seconds between two looks on this node, and at others
@@ -146,11 +146,17 @@ class Memories:
                 far = self._far[rank] = FarMemory(address, span.secret, rank)
                 self._found[rank] = Memory(rank, far.slots, far.arena)
             if rank in self._far:
-                tags = self._far[rank].look()
+                self._far[rank].look()
+                tags = self._found[rank].tags
         except OSError as error:
             self.refuse(rank, error)
         living = span is None or rank not in span.replaced
         return Peer(rank, tags, living, rank in self._far and rank not in self._refused, self._refused.get(rank, ""))
+
+
+def tags_of(slots: Slots, arena: Arena | None) -> Tags:
+    """Return the tags of slots and arena; without an arena there are no weights."""
+    return Tags(NONE if arena is None else arena.seal, slots.tag(START), slots.tag(GATE), slots.tag(END))
 
 
 def newest(context: Context, world: World) -> World:

@@ -13,10 +13,8 @@ import torch
 
 from ftrun import native
 from ftrun.worker.memory import serialization
-from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.log import Damaged, Log
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.repair.plan import NONE, Tags
 
 START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that a body, as its backward revealed, accumulates on
@@ -29,11 +27,6 @@ _TAG, _LENGTH, _SUM = 0, 8, 16
 _MOST_HISTORIES = 16
 _ROOM_OF_HISTORY = 1 << 34
 LENGTH = _HISTORIES * _ROOM + _MOST_HISTORIES * _ROOM_OF_HISTORY
-
-
-def tags_of(slots: Slots, arena: Arena | None) -> Tags:
-    """Return the tags of slots and arena; without an arena there are no weights."""
-    return Tags(NONE if arena is None else arena.seal, slots.tag(START), slots.tag(GATE), slots.tag(END))
 
 
 class Slots:

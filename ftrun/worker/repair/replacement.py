@@ -27,7 +27,7 @@ from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair import own_update, pipelines, transfer
 from ftrun.worker.repair.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached
+from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached, tags_of
 from ftrun.worker.repair.plan import (
     IF_A_PART,
     NONE,
@@ -45,7 +45,7 @@ from ftrun.worker.repair.plan import (
     with_remedies,
 )
 from ftrun.worker.repair.rank_state import RankState, read_state
-from ftrun.worker.repair.recovery_points import END, GATE, START, Slots, tags_of
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 from ftrun.worker.repair.rollback import lay_over, reload
 from ftrun.worker.repair.snapshot import newest_common
 from ftrun.worker.repair.snapshot_store import BadSnapshot
@@ -475,7 +475,10 @@ def restore(kit: Kit) -> None:
 
 def _snapshot_for(context: Context) -> tuple[int, str]:
     """Return the newest host snapshot that everyone can go back to, or NONE and why ("" if it takes none, or goes back already)."""
-    going_back = context.world is not None and context.world.rollback
+    world = context.world
+    if world is not None and world.span is not None:
+        return NONE, "of several nodes nobody takes host snapshots"
+    going_back = world is not None and world.rollback
     return (NONE, "") if going_back or context.snapshot_every <= 0 else newest_common(context)
 
 

@@ -63,6 +63,7 @@ class Gate:
         self._arrival = kit.context.cell.field_address(F.ARRIVAL)
         self._arrivals: Any = None  # addresses of the arrivals of this node's ranks
         self._generation = 0  # the world of those arrivals
+        self._spans = False  # that world has other nodes
 
     def arrive(self, number: int) -> bool:
         """Arrive at the gate of step `number`. True = passed, False = the launcher stopped the world first.
@@ -74,7 +75,7 @@ class Gate:
         generation = context.generation
         if self._generation != generation:
             self._arrivals = native.AddressList([cell.field_address(F.ARRIVAL) for cell in context.cells()])
-            self._generation = generation
+            self._generation, self._spans = generation, context.world is not None and context.world.span is not None
         wanted = gate.arrival(generation, number)  # with the generation: an arrival in a world that was stopped proves nothing
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if "arrived" in observers.heard:
@@ -126,8 +127,7 @@ class Gate:
         except BaseException:
             board.ring_gate()  # so that the others look, and raise the same
             raise
-        world = context.world
-        if world is not None and world.span is not None:
+        if self._spans:
             nodes = self._kit.registry.nodes
             if nodes is None or not across.all_here(context, nodes, self._observers, number):
                 return gate.WAIT  # another rank speaks for this node; or the world was stopped

@@ -22,8 +22,8 @@ from typing import Any
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
-from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.membership.table import RoundTable, natural, over_after, root_cause
+from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives

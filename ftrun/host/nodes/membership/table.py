@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ftrun.core.errors import EXIT_FAILED
 from ftrun.host.nodes.carriers.carrier import Record
 
 
@@ -134,4 +135,4 @@ def over_after(reason: Mapping[str, Any], allowed: int) -> Record:
     spent = (
         "no restart is allowed (--max-restarts 0)" if not allowed else f"all {allowed} restarts of the run are spent"
     )
-    return {"code": 1, "detail": f"{sentence(reason)}; {spent}", **reason}
+    return {"code": EXIT_FAILED, "detail": f"{sentence(reason)}; {spent}", **reason}

@@ -1,0 +1,155 @@
+"""The memory that a node serves to others: who gets it, and what a reader notices."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ftrun.core.shared import far
+from ftrun.helpers.memory_server import MemoryServer
+from ftrun.worker.memory.arena import Arena, Manifest
+from ftrun.worker.repair.far_memory import FarMemory
+from ftrun.worker.repair.memories import tags_of
+from ftrun.worker.repair.plan import Tags
+from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+
+SECRET = "of this run"
+
+
+class Node:
+    """A node with the memory of rank 5."""
+
+    def __init__(self) -> None:
+        self.arena, self.slots = Arena.create(5, 1 << 20), Slots.create(5)
+        self.held = {(5, "arena"): self.arena.segment.fd, (5, "slots"): self.slots.segment.fd}
+        self.server = MemoryServer(self.borrow, "127.0.0.1", SECRET)
+        self.server.start()
+        self.address = ("127.0.0.1", self.server.port)
+
+    def borrow(self, rank: int, name: str) -> int | None:
+        fd = self.held.get((rank, name))
+        return None if fd is None else os.dup(fd)
+
+    def fill(self, zone: str, size: int) -> bytes:
+        """Random bytes in a zone of the arena, several chunks of them."""
+        at = self.arena.reserve(zone, size)
+        self.arena.segment.block(at, size).random_(0, 256)
+        return bytes(self.arena.segment.view(at, size))
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    one = Node()
+    yield one
+    one.server.close()
+
+
+def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
+    torch.manual_seed(1)
+    weights, buffers = node.fill("committed", 9 << 20), node.fill("volatile", 12345)
+    node.arena.write_manifest(Manifest([], {"reducers": [3, 1, 2]}))
+    node.arena.sealed(7)
+    for slot, tag in ((START, 6), (GATE, 6), (END, 7)):
+        node.slots.write(slot, tag, os.urandom(1000 * (slot + 1)))
+    node.slots.histories[2].append(b"grown")
+    there = FarMemory(node.address, SECRET, 5)
+    there.look()
+    assert tags_of(there.slots, there.arena) == Tags(7, 6, 6, 7)
+    there.read_slots()
+    pieces: list[int] = []
+    assert there.read_weights(pieces.append) == sum(pieces) == sum(size for _, size in node.arena.in_use())
+    committed, volatile = there.arena.committed, there.arena.volatile
+    assert bytes(there.arena.segment.view(*committed))[-len(weights) :] == weights
+    assert bytes(there.arena.segment.view(*volatile))[-len(buffers) :] == buffers
+    assert there.arena.read_manifest().facts == {"reducers": [3, 1, 2]}
+    for slot in (START, GATE, END):
+        assert bytes(there.slots.sound(slot)) == bytes(node.slots.sound(slot))
+    assert [bytes(record) for record in there.slots.histories[2].records()] == [b"grown"]
+    node.arena.open()
+    there.look()
+    assert there.arena.seal == -1, "each look asks again"
+    there.hang_up()
+
+
+@pytest.mark.parametrize("secret", ["", "of another run"])
+def test_who_does_not_know_the_secret_gets_nothing(node: Node, secret: str) -> None:
+    with pytest.raises(OSError, match="closed"):
+        FarMemory(node.address, secret, 5)
+
+
+def test_a_rank_that_is_not_there(node: Node) -> None:
+    with pytest.raises(OSError, match="no arena of rank 6"):
+        FarMemory(node.address, SECRET, 6)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"op": "read", "rank": 5, "name": "arena"},
+        {"op": "read", "rank": 5, "name": "arena", "ranges": [[1 << 60, 10]]},
+        {"op": "read", "rank": 5, "name": "arena", "ranges": [[-1, 10]]},
+        {"op": "read", "rank": 5, "name": "arena", "ranges": [[0, -1]]},
+        {"op": "size", "rank": "5", "name": "arena"},
+        {"op": "drop"},
+    ],
+    ids=str,
+)
+def test_nonsense_ends_only_the_connection_that_it_came_on(node: Node, asked: dict[str, object]) -> None:
+    with socket.create_connection(node.address, 5.0) as sock:
+        sock.sendall(far.answer(SECRET, far.exactly(sock, far.CHALLENGE)))
+        far.send(sock, asked)
+        sock.settimeout(5.0)
+        answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # until it hangs up
+        assert len(answer) < 64
+    FarMemory(node.address, SECRET, 5).hang_up()
+
+
+class Between:
+    """Someone on the network, who passes everything on and changes one byte of what the server sends, at `at`."""
+
+    def __init__(self, to: tuple[str, int], at: int) -> None:
+        self._to, self._at = to, at
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = ("127.0.0.1", int(self._listener.getsockname()[1]))
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        ours, _ = self._listener.accept()
+        theirs = socket.create_connection(self._to)
+        threading.Thread(target=self._pass_on, args=(ours, theirs, None), daemon=True).start()
+        self._pass_on(theirs, ours, self._at)
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, at: int | None) -> None:
+        seen = 0
+        while data := bytearray(source.recv(1 << 16)):
+            if at is not None and seen <= at < seen + len(data):
+                data[at - seen] ^= 1
+            seen += len(data)
+            to.sendall(data)
+        to.close()
+
+
+def test_a_byte_that_changed_on_the_way_is_noticed(node: Node) -> None:
+    node.fill("committed", 6 << 20)
+    there = FarMemory(Between(node.address, 5 << 20).address, SECRET, 5)
+    with pytest.raises(OSError, match="arena of rank 5 does not match its checksum"):
+        there.read_weights()
+
+
+def test_a_slot_that_somebody_forged_is_not_read(node: Node) -> None:
+    node.slots.write(END, 7, b"x" * 100_000)
+    there = FarMemory(Between(node.address, 60_000).address, SECRET, 5)
+    with pytest.raises(OSError, match="slots of rank 5 was not sent by a node of this run"):
+        there.read_slots()
+
+
+def test_memory_that_is_gone_is_said_so(node: Node) -> None:
+    there = FarMemory(node.address, SECRET, 5)
+    node.held.clear()
+    with pytest.raises(OSError, match="any more"):
+        there.look()
