@@ -146,7 +146,7 @@ def _meet(config: Config, state: State) -> Result:
 
 def _tell_stopped(state: State) -> Result:
     """Tell the other nodes where this one stopped: once none of its ranks moves any more, its part of their decision is final."""
-    moving = [w for w in state.ranked() if w.dying or w.answered < WorkerStage.STOPPED]
+    moving = [w for w in state.survivors() if w.dying or w.answered < WorkerStage.STOPPED]
     if state.last is None or state.reported or moving:
         return state, ()
     told = events.TellStopped(state.generation, state.last, state.replaced)

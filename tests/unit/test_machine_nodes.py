@@ -17,7 +17,7 @@ def test_the_node_of_a_dead_rank_tells_when_the_others_of_it_have_stopped() -> N
     run = node()
     assert "CloseGate" in kinds(run.kill(run.holder(0)))
     assert run.close(4) == (), "rank 1 may still be in its update"
-    assert run.answer("stopped", (1,)) == (ev.TellStopped(2, 4),)
+    assert run.answer("stopped", (1,)) == (ev.TellStopped(2, 4, (0,)),)
     assert run.at(RunPhase.STOPPING), "where to go on is not this node's decision"
     assert run.close(4) == () and run.answer("stopped", (1,)) == (), "it tells once"
 
@@ -28,7 +28,7 @@ def test_a_rank_that_is_about_to_end_is_waited_for() -> None:
     run.send(ev.Dying(0.0, worker))
     run.close(4)
     assert run.answer("stopped", (1,)) == ()
-    assert ev.TellStopped(2, 4) in run.kill(worker)
+    assert ev.TellStopped(2, 4, (0,)) in run.kill(worker)
 
 
 def test_all_go_on_where_the_furthest_node_was() -> None:
@@ -95,6 +95,7 @@ def test_what_belongs_to_an_earlier_incident_is_late() -> None:
 
 @pytest.mark.parametrize("stage", [None, "restored"])
 def test_a_second_death_in_the_repair_begins_the_next_one(stage: str | None) -> None:
+    """A replacement that is not restored has nothing to stop, and is not waited for."""
     run = node()
     run.kill(run.holder(0))
     run.close(4)
@@ -103,8 +104,8 @@ def test_a_second_death_in_the_repair_begins_the_next_one(stage: str | None) -> 
     if stage:
         run.answer(stage)
     assert ev.CloseGate(3) in run.kill(run.holder(1))
-    run.close(4)
-    assert run.state.reported == 0 or run.orders[-1] == ev.TellStopped(3, 4)
+    told = run.close(4) if stage is None else (*run.close(4), *run.answer("stopped", (0,)))
+    assert told == (ev.TellStopped(3, 4, (0, 1) if stage is None else (1,)),)
 
 
 def test_a_repair_that_waits_for_ranks_of_another_node_is_not_given_up() -> None:

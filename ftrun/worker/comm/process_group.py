@@ -218,47 +218,6 @@ class SwapGroup(ProcessGroup):
             "collective; communicate inside the loop"
         )
 
-    def greatest(self, number: int) -> int | None:
-        """Return the greatest `number` of all members, once they have come here; None if the world is stopped before.
-
-        Raises:
-            Exception: The error of a connection that no stop explained.
-        """
-        numbers, options = torch.tensor([number], device="cpu"), dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        return int(numbers) if self._at_gate(lambda group: group.allreduce([numbers], options), numbers) else None
-
-    def gathered(self, mine: torch.Tensor) -> torch.Tensor | None:
-        """Return the tensors of all members, one after the other, once they have come here; None if the world is stopped before.
-
-        `mine`: int64, of the same shape on each.
-
-        Raises:
-            Exception: The error of a connection that no stop explained.
-        """
-        found = mine.new_empty((len(self.ranks), *mine.shape))
-        each, options = [[*found.unbind()]], dist.AllgatherOptions()
-        return found if self._at_gate(lambda group: group.allgather(each, [mine], options), found) else None
-
-    def _at_gate(self, begin: Callable[[Any], Any], result: torch.Tensor) -> bool:
-        """Begin a collective of ftrun's own in the inner group, and wait for it. False: the world was stopped."""
-        inner, context = self.inner, self.context
-        if inner is None or context.stop_pending():
-            return False
-        try:
-            pending = Pending(self, inner, begin(inner.group), [result], None, None)
-        except RuntimeError as error:
-            with contextlib.suppress(Interrupt):
-                self.await_stop(error)
-                raise
-            return False
-        if context.stop_pending() or self.registry.over:
-            self.release(inner.generation + 1)  # the control thread may have been here before this one began
-        pending.settle()
-        if self.registry.broken is not None:
-            self.registry.check()
-        return pending.succeeded and not context.stop_pending()
-
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Call Gloo's barrier that names the missing ranks.
 

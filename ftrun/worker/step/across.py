@@ -17,6 +17,7 @@ import torch
 
 from ftrun.core.shared.board import F, sum_of
 from ftrun.core.shared.replicas import SumRow
+from ftrun.worker.comm import among_nodes
 from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.link.observer import Observers
 from ftrun.worker.link.run_link import Context
@@ -31,7 +32,7 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
         Exception: The error of a connection that no stop explained, or whatever an observer raises.
     """
     mine = [_row(cell.words()) if sum_of(cell[F.SUM_AT])[0] == number else _NOTHING for cell in context.cells()]
-    some = nodes.greatest(int(any(row[0] for row in mine)))
+    some = among_nodes.greatest(nodes, int(any(row[0] for row in mine)))
     if some:
         rows = _gathered(context, nodes, mine)
         if rows is None:
@@ -54,7 +55,8 @@ def _gathered(context: Context, nodes: SwapGroup, mine: list[tuple[int, int, int
     firsts = (*world.span.firsts, world.span.size)
     counts = [after - first for first, after in itertools.pairwise(firsts)]
     padded = [*mine, *[_NOTHING] * (max(counts) - len(mine))]
-    found = nodes.gathered(torch.tensor([[word - _SIGN for word in row] for row in padded], dtype=torch.int64, device="cpu"))
+    numbers = torch.tensor([[word - _SIGN for word in row] for row in padded], dtype=torch.int64, device="cpu")
+    found = among_nodes.gathered(nodes, numbers)
     if found is None:
         return None
     rows = []
