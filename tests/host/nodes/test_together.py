@@ -55,7 +55,7 @@ def test_the_furthest_gate_decides_and_every_answer_is_needed() -> None:
     nodes[2].answer(1, 4)
     assert nodes[1].look() == [], "only the first node decides"
     nodes[0].look()
-    assert memory.records["go.0.1"] == {"incident": 1, "resume": 6}
+    assert memory.records["go.0.1"] == {"incident": 1, "resume": 6, "replaced": [], "memories": [0, 0, 0]}
     assert [node.look() for node in nodes] == [[("decided", 6)]] * 3
     for node in nodes[:2]:
         node.restored(1)

@@ -22,6 +22,7 @@ from typing import Any
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
+from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.table import RoundTable, natural, over_after, root_cause
 from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.messages import VERSION
@@ -85,12 +86,13 @@ class Member:
     """An agent's membership in a run. Every method may raise CarrierLost, OSError (for now) and UsageError."""
 
     def __init__(
-        self, carrier: Carrier, me: Me, terms: MemberTerms, on_news: Callable[[News], None], now: float
+        self, carrier: Carrier, me: Me, terms: MemberTerms, on_news: Callable[[News], None], now: float, bells: Bells | None = None
     ) -> None:
         self._carrier = carrier
         self._me = me
         self._terms = terms
         self._on_news = on_news
+        self._bells = bells
         self._view: Mapping[str, Record] = {}
         self._sights: dict[str, _Sight] = {}
         self._state = "joining"
@@ -120,6 +122,9 @@ class Member:
     def repairing(self) -> bool:
         """Is a repair going on, in which each look counts?"""
         return self._together is not None and self._together.busy
+
+    def rung(self) -> None:
+        """Do nothing: another agent rang, and the look follows."""
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
 
@@ -153,6 +158,7 @@ class Member:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
         if self._together is not None and self._about == number:
             self._together.stops(incident, why)
+            self._ring()
 
     def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int]) -> None:
         """Record that no rank of this agent moves any more, that its gate word opened gate `last`, and which ranks are to be replaced."""
@@ -216,8 +222,10 @@ class Member:
         eager = self._state == "joining" and now - self._joining_since < _EAGER
         pause = min(_EAGER_BEAT, self._terms.beat) if eager else self._terms.beat
         if self._dirty or now - self._beaten >= pause:
-            self._beaten = now
+            news, self._beaten = self._dirty, now
             self._put()
+            if news:
+                self._ring()
 
     def _put(self) -> None:
         self._beat += 1
@@ -225,10 +233,16 @@ class Member:
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
         terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
-        state["memory"] = self._memory
+        state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
         answers = self._together.answers if self._together is not None else {}
         self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
         self._dirty = False
+
+    def _ring(self) -> None:
+        """Let the other agents of the round look now."""
+        if self._bells is not None and self._table is not None:
+            others = [member for member in self._table.members if member.id != self._me.id]
+            self._bells.ring((member.addr, int(self._record(member.id).get("bell", 0))) for member in others)
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
@@ -380,6 +394,8 @@ class Member:
     def _enter(self, table: RoundTable) -> None:
         self._table, self._ready, self._hosting, self._together = table, False, False, None
         self._about, self._state, self._dirty = table.round, "in", True
+        if self._bells is not None:
+            self._bells.use(table.secret)
 
     def _join_again(self, now: float) -> None:
         assert self._table is not None
@@ -411,6 +427,8 @@ class Member:
                 return
         if self._together is not None:
             self._together.look(self._view)
+            if self._together.takes_wrote():
+                self._ring()
         self._look_for_more(table, now)
 
     def _meet(self, table: RoundTable) -> None:

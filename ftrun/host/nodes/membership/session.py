@@ -13,6 +13,7 @@ from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
+from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 
 _IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world
@@ -83,13 +84,15 @@ class Session:
         if opened is None:
             return
         carrier, me = opened
+        bells = Bells(me.addr, lambda: self._orders.put(("rung", ())))
         try:
-            self._follow(carrier, me)
+            self._follow(carrier, me, bells)
         except (
             Exception
         ) as error:  # a record that nobody understands, too: without this thread the agent would wait for ever
             self._lost(error)
         finally:
+            bells.close()
             carrier.close()
 
     def _waits(self, why: str) -> None:
@@ -102,8 +105,8 @@ class Session:
             text = str(error) if expected else f"the rendezvous failed: {type(error).__name__}: {error}"
             self._on_news(News("lost", -1, {"code": code, "detail": text}))
 
-    def _follow(self, carrier: Carrier, me: Me) -> None:
-        member = Member(carrier, me, self._terms, self._on_news, time.monotonic())
+    def _follow(self, carrier: Carrier, me: Me, bells: Bells) -> None:
+        member = Member(carrier, me, self._terms, self._on_news, time.monotonic(), bells)
         trouble = 0.0  # when the carrier first failed, 0 = it works
         order: tuple[str, tuple[Any, ...]] | None = None
         while True:

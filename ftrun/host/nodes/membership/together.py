@@ -42,6 +42,7 @@ class Together:
         self._newest = 0  # incident that this agent has heard of
         self._stage = 0  # of that incident
         self._began = False  # this agent has begun one
+        self._wrote = False  # since `takes_wrote` was asked
         self._own: Record = {}  # this agent's answers, as its record has them
 
     @property
@@ -66,6 +67,11 @@ class Together:
     def restored(self, incident: int) -> None:
         """Answer that every rank of this node is restored."""
         self._own = {**self._own, "restored": [self._number, incident]}
+
+    def takes_wrote(self) -> bool:
+        """Has this agent written what all others wait for, since this was last asked?"""
+        wrote, self._wrote = self._wrote, False
+        return wrote
 
     def look(self, view: Mapping[str, Record]) -> None:
         """Do what is due, and tell what is new."""
@@ -92,8 +98,10 @@ class Together:
                 resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
                 ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self._members]
                 self._carrier.create(go, {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports})
+                self._wrote = True
         elif opened not in view and len(self._answers(view, "restored")) == len(self._members):
             self._carrier.create(opened, {"incident": incident})
+            self._wrote = True
 
     def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
         """Return the answers of all nodes to the newest incident."""
