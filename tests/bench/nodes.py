@@ -1,9 +1,8 @@
-"""What several nodes cost a step, and what a worker's death costs there: ftrun beside torchrun, launchers that share nothing but a meeting.
+"""What several nodes cost a step, and what a worker's death costs there: ftrun beside torchrun, each node in a network namespace.
 
-    python tests/bench/nodes.py [--rounds N] [--results FOLDER]
+    python tests/bench/nodes.py [--rounds N] [--results FOLDER]      as root
 
-All launchers run on this machine and connect over its loopback interface: no network is part of these figures, and all ranks share its
-processors. Step: whole runs of both systems in turn, no fault; the mean of the counted steps of all ranks. Stall: from just before
+All nodes run on this machine, joined by a bridge: its processors are shared by all ranks, and the network is as fast as its memory. Step: whole runs of both systems in turn, no fault; the mean of the counted steps of all ranks. Stall: from just before
 kill(2), on the killer's clock, until the slowest rank has finished the first step that nobody finished before. torchrun writes a
 checkpoint every 10 steps where something is killed; kills come 5 steps after one.
 """
@@ -25,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench import runs, tables
 from tests.e2e import harness, over_nodes
+from tests.e2e import lan as lans
+from tests.e2e.lan import Lan
 
 ROUNDS = 3
 WORLDS = ((1, 1), (2, 2))
@@ -33,19 +34,19 @@ KILLED_AT, AFTER = 25, 10  # step after which a rank is killed, and steps behind
 SYSTEMS = ("ftrun", "torchrun")
 
 
-def start(system: str, folder: Path, nodes: Sequence[int], words: Sequence[str]) -> list[harness.Running]:
+def start(system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequence[str]) -> list[harness.Running]:
     """Start a launcher for each node."""
     script, words = runs.SCRIPTS / "train.py", ["--system", system, *words]
     (folder / "out").mkdir(parents=True)
     if system == "ftrun":
-        return over_nodes.begin(folder, words, nodes=nodes, script=script)
-    endpoint = f"127.0.0.1:{harness.free_port()}"
+        return over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan)
     begun = []
     for number, ranks in enumerate(nodes):
         own = folder / f"node{number}"
         command = [harness.tool("torchrun"), "--nnodes", str(len(nodes)), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
-        command += ["--rdzv-endpoint", endpoint, "--rdzv-id", "many", "--local-addr", "127.0.0.1", "--max-restarts", "3"]
-        begun.append(harness.start(own, [*command, str(script), "--out", str(folder / "out"), *words]))
+        command += ["--rdzv-endpoint", f"{lan.address(0)}:29499", "--rdzv-id", "many", "--local-addr", lan.address(number)]
+        command += ["--max-restarts", "3", str(script), "--out", str(folder / "out"), *words]
+        begun.append(harness.start(own, lan.command(number, command), {"GLOO_SOCKET_IFNAME": "eth0"}))
     return begun
 
 
@@ -54,9 +55,9 @@ def finish(begun: Sequence[harness.Running]) -> None:
         assert one.wait(300) == 0, one.output[-3000:]
 
 
-def step_of(system: str, folder: Path, nodes: Sequence[int]) -> float:
+def step_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int]) -> float:
     """Milliseconds a step of a run without a fault."""
-    finish(start(system, folder, nodes, ["--steps", str(WARM + STEPS), "--checkpoint-every", "0"]))
+    finish(start(system, folder, lan, nodes, ["--steps", str(WARM + STEPS), "--checkpoint-every", "0"]))
     means = []
     for rank in range(sum(nodes)):
         done = [d for d in runs.read_times(folder, rank) if d.step >= WARM - 1]
@@ -66,10 +67,10 @@ def step_of(system: str, folder: Path, nodes: Sequence[int]) -> float:
     return statistics.mean(means)
 
 
-def stall_of(system: str, folder: Path, nodes: Sequence[int], victim: int) -> tuple[float, float]:
+def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: int) -> tuple[float, float]:
     """Milliseconds of the stall after a kill, and of a step that nothing touched."""
     ranks = sum(nodes)
-    begun = start(system, folder, nodes, ["--steps", str(KILLED_AT + AFTER)])
+    begun = start(system, folder, lan, nodes, ["--steps", str(KILLED_AT + AFTER)])
     runs.wait_for(begun[0], "the steps before the kill", lambda: runs.last_step(folder, victim) >= KILLED_AT - 1, 300)
     mine = runs.read_times(folder, victim)
     step = statistics.median((b.ns - a.ns) / 1e6 for a, b in pairwise(mine[5:]))
@@ -86,25 +87,32 @@ def stall_of(system: str, folder: Path, nodes: Sequence[int], victim: int) -> tu
 def main() -> int:
     args = tables.arguments("Measure what several nodes cost, under ftrun and under torchrun.").parse_args()
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
+    with lans.lan(max(map(len, WORLDS))) as lan:
+        rows = measure(lan, root, args.rounds or ROUNDS)
+    shutil.rmtree(root)
+    head = ["world", "what", *SYSTEMS, "ftrun over torchrun"]
+    tables.write(args.results, "nodes", "Several nodes", head, rows, " ".join((__doc__ or "").split("\n\n")[2].split()))
+    return 0
+
+
+def measure(lan: Lan, root: Path, rounds: int) -> list[list[str]]:
+    """The lines of the table."""
     rows = []
     for nodes in WORLDS:
         name = f"{len(nodes)} nodes of {nodes[0]} {'rank' if nodes[0] == 1 else 'ranks'}"
         steps: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         stalls: dict[str, list[float]] = {system: [] for system in SYSTEMS}
-        for number in range(args.rounds or ROUNDS):
+        for number in range(rounds):
             for system in SYSTEMS[:: 1 if number % 2 else -1]:
-                steps[system].append(step_of(system, root / "run", nodes))
-                stall, step = stall_of(system, root / "run", nodes, victim=sum(nodes) - 1 - number % 2)
+                steps[system].append(step_of(system, root / "run", lan, nodes))
+                stall, step = stall_of(system, root / "run", lan, nodes, victim=sum(nodes) - 1 - number % 2)
                 stalls[system].append(stall)
                 print(f"  {name}, {system}, {number}: step {steps[system][-1]:.1f} ms, stall {stall:.0f} ms (step {step:.0f})", flush=True)
         for what, found, digits in (("a step", steps, 3), ("SIGKILL to the end of the first new step", stalls, 3)):
             ratios = [ours / theirs for ours, theirs in zip(found["ftrun"], found["torchrun"], strict=True)]
             cells = [tables.figure(found[system]) for system in SYSTEMS]
             rows.append([name, what, *cells, tables.figure(ratios, "times", digits)])
-    shutil.rmtree(root)
-    head = ["world", "what", *SYSTEMS, "ftrun over torchrun"]
-    tables.write(args.results, "nodes", "Several nodes", head, rows, " ".join((__doc__ or "").split("\n\n")[2].split()))
-    return 0
+    return rows
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared.board import Board, F, Flag
 from ftrun.core.shared.world import newest_world
 from tests.e2e.harness import REFERENCE, TIMEOUT, Outcome, Running, check_journal, read, script_command, start
+from tests.e2e.lan import Lan
 
 
 def begin(
@@ -24,17 +25,23 @@ def begin(
     nodes: Sequence[int] = (2, 2),
     script: Path = REFERENCE,
     options: Sequence[str] = (),
+    lan: Lan | None = None,
+    backend: Sequence[str] = (),
 ) -> list[Running]:
-    """Start a run whose nodes have so many ranks each; every node has a folder of its own below `folder`."""
+    """Start a run whose nodes have so many ranks each; every node has a folder of its own below `folder`.
+
+    `lan`: the machines to start them on, else this one. `backend`: the options of the rendezvous, else a shared folder.
+    """
     meeting = folder / "meeting"
     meeting.mkdir(mode=0o700, parents=True)
-    together = ["--nnodes", str(len(nodes)), "--rdzv-backend", "file", "--rdzv-endpoint", str(meeting), "--rdzv-id", "many"]
-    together += ["--local-addr", "127.0.0.1", "--max-replacements", "50", *options]
+    together = ["--nnodes", str(len(nodes)), *(backend or ("--rdzv-backend", "file", "--rdzv-endpoint", str(meeting)))]
+    together += ["--rdzv-id", "many", "--max-replacements", "50", *options]
     begun = []
     for number, ranks in enumerate(nodes):
-        own = folder / f"node{number}"
-        command = script_command(own, script, ["--out", str(folder / "out"), *arguments], faults, ranks=ranks, options=together)
-        begun.append(start(own, command))
+        own, address = folder / f"node{number}", "127.0.0.1" if lan is None else lan.address(number)
+        told = (*together, "--local-addr", address)
+        command = script_command(own, script, ["--out", str(folder / "out"), *arguments], faults, ranks=ranks, options=told)
+        begun.append(start(own, command if lan is None else lan.command(number, command)))
     return begun
 
 

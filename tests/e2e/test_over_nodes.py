@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
+from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, kill
 
 EXACT = "bit-identical to an uninterrupted run: yes"
@@ -105,3 +106,48 @@ def test_a_lost_node_starts_all_anew(folder: Path, stock: Stock) -> None:
     begun[0].process.send_signal(signal.SIGINT)
     assert begun[0].wait(30.0) == 130
     begun[1].wait(30.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@pytest.mark.parametrize("backend", ["file", "c10d"])
+def test_over_a_network_of_their_own(backend: str, folder: Path, stock: Stock) -> None:
+    """Each node has an address that the others reach through a bridge, and a loopback interface that they do not."""
+    steps = ("--steps", "60", "--stretch", "0.01")
+    with lans.lan(2) as lan:
+        meet = () if backend == "file" else ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        begun = over_nodes.begin(folder, steps, lan=lan, backend=meet)
+        killer = over_nodes.Killer(begun, 7)
+        killer.wait_for_all(4)
+        for _ in range(3):
+            killer.pause(0.2, 0.8)
+            killer.kill()
+        all_exact(over_nodes.end(begun), stock(*steps))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+def test_a_copy_over_a_network(folder: Path, sharded_stock: Stock) -> None:
+    told = ("--steps", "8", *sharding.HSDP)
+    with lans.lan(2) as lan:
+        begun = over_nodes.begin(folder, told, [kill(3, "update", 4)], script=sharding.SCRIPT, lan=lan)
+        outcomes = over_nodes.end(begun, timeout=sharding.SLOW)
+        all_exact(outcomes, sharded_stock(*told), struck=[1])
+        assert "state copied from another node" in outcomes[1].output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+def test_a_cable_that_is_out_for_a_while(folder: Path, stock: Stock) -> None:
+    """Nothing fails: the training waits, and goes on."""
+    steps = ("--steps", "60", "--stretch", "0.01")
+    with lans.lan(2) as lan:
+        begun = over_nodes.begin(folder, steps, lan=lan)
+        killer = over_nodes.Killer(begun, 7)
+        killer.wait_for_all(4)
+        lan.plug(1, into=False)
+        killer.pause(1.5, 1.5)
+        lan.plug(1, into=True)
+        outcomes = over_nodes.end(begun)
+        all_exact(outcomes, stock(*steps))
+        assert not any(outcome.notes("incident") for outcome in outcomes)

@@ -37,8 +37,8 @@ def gathered(nodes: SwapGroup, mine: torch.Tensor) -> torch.Tensor | None:
         Exception: The error of a connection that no stop explained.
     """
     found = mine.new_empty((len(nodes.ranks), *mine.shape))
-    each, options = [[*found.unbind()]], dist.AllgatherOptions()
-    return found if _done(nodes, lambda group: group.allgather(each, [mine], options), found) else None
+    each = [[*found.unbind()]]
+    return found if _done(nodes, lambda group: group.allgather(each, [mine]), found) else None
 
 
 def _done(nodes: SwapGroup, begin: Callable[[Any], Any], result: torch.Tensor) -> bool:

@@ -1,0 +1,74 @@
+"""Machines on this machine: network namespaces with an address each, joined by a bridge in a namespace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+
+NEEDS = "namespaces need root and the command ip"
+
+
+def possible() -> bool:
+    """May this process make network namespaces?"""
+    if os.geteuid() or shutil.which("ip") is None:
+        return False
+    name = f"ft{os.getpid()}t"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return made
+
+
+class Lan:
+    """`nodes` machines with the addresses 10.77.0.1, 10.77.0.2, ..."""
+
+    def __init__(self, nodes: int) -> None:
+        self._hub = f"ft{os.getpid()}h"
+        self._names = [f"ft{os.getpid()}n{number}" for number in range(nodes)]
+
+    def begin(self) -> None:
+        _ip("netns", "add", self._hub)
+        self._in(self._hub, "link", "add", "br0", "type", "bridge")
+        self._in(self._hub, "link", "set", "br0", "up")
+        for number, name in enumerate(self._names):
+            _ip("netns", "add", name)
+            self._in(name, "link", "set", "lo", "up")
+            self._in(self._hub, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            self._in(self._hub, "link", "set", f"p{number}", "master", "br0", "up")
+            self._in(name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+            self._in(name, "link", "set", "eth0", "up")
+
+    def end(self) -> None:
+        for name in (*self._names, self._hub):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def address(self, node: int) -> str:
+        return f"10.77.0.{node + 1}"
+
+    def command(self, node: int, command: Sequence[str]) -> list[str]:
+        """The same command, on that machine."""
+        return ["ip", "netns", "exec", self._names[node], *command]
+
+    def plug(self, node: int, into: bool) -> None:
+        """Plug the cable of a node in or out, at the bridge: the node itself sees no change."""
+        self._in(self._hub, "link", "set", f"p{node}", "master" if into else "nomaster", *(["br0"] if into else []))
+
+    def _in(self, namespace: str, *words: str) -> None:
+        _ip("-n", namespace, *words)
+
+
+@contextlib.contextmanager
+def lan(nodes: int) -> Iterator[Lan]:
+    """Such machines, until the body ends."""
+    made = Lan(nodes)
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.end()
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
