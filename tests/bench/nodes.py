@@ -2,9 +2,10 @@
 
     python tests/bench/nodes.py [--rounds N] [--results FOLDER]      as root
 
-All nodes run on this machine, joined by a bridge: its processors are shared by all ranks, and the network is as fast as its memory. Step: whole runs of both systems in turn, no fault; the mean of the counted steps of all ranks. Stall: from just before
-kill(2), on the killer's clock, until the slowest rank has finished the first step that nobody finished before. torchrun writes a
-checkpoint every 10 steps where something is killed; kills come 5 steps after one.
+All nodes run on this machine, joined by a bridge: its processors are shared by all ranks, and the network is as fast as its memory.
+Step: whole runs of both systems in turn, no fault; the mean of the counted steps of all ranks. Stall: from just before kill(2), on the
+killer's clock, until the slowest rank has finished the first step that nobody finished before. torchrun writes a checkpoint every
+10 steps where something is killed; kills come 5 steps after one.
 """
 
 from __future__ import annotations
