@@ -364,10 +364,14 @@ class PeerFailed(Event):
 
 @dataclass(frozen=True)
 class WorldStops(Event):
-    """Another node stops the world of several nodes, to repair it in place. `cause` is for people."""
+    """Another node stops the world of several nodes, to repair it in place. `cause` is for people.
+
+    `incident`: the number that the repair has on every node.
+    """
 
     t: float
     cause: str
+    incident: int = 0
 
 
 @dataclass(frozen=True)
@@ -381,10 +385,16 @@ class WorldDecided(Event):
 
 @dataclass(frozen=True)
 class WorldRestored(Event):
-    """Every rank of every node is restored in `generation`."""
+    """Every rank of every node is restored in `generation`.
+
+    `missed`: gate number + 1 of the step at which ranks of some node took over without the script's work since the body before, 0 = none
+    did; `made`: one made an update in place of its predecessor.
+    """
 
     t: float
     generation: int
+    missed: int = 0
+    made: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def lose(config: Config, state: State, deaths: Sequence[Died]) -> Result:
     quiet = state.phase is RunPhase.RUNNING and not devices.short(config, state)
     if quiet and all(in_tail) and all(w.rank in state.tail for w in elsewhere):
         state, more = _tail(config, state)
-    elif stopped:
+    elif stopped and not state.reported:  # the other nodes must know which ranks are lost
         state, more = _meet(config, state)
     else:
         state, more = stop(config, state)
@@ -232,7 +232,7 @@ def doubted(config: Config, state: State, event: events.Doubted) -> Result:
     if worker is None or worker.rank is None:
         return state, ()
     state = replace(state, doubted=True)
-    gathering = state.phase in INCIDENT and not state.opened
+    gathering = state.phase in INCIDENT and not state.opened and state.reported < WorkerStage.RESTORED
     return (state, ()) if gathering or not _may_not_go_on(config, state) else _end_inexact(state)
 
 
@@ -392,8 +392,8 @@ def stalled(config: Config, state: State, event: events.Stalled) -> Result:
     slow = awaited(state)
     if event.generation != state.generation or not slow or {w.cell for w in slow} - {*event.workers}:
         return state, ()
-    if config.shared and all(w.answered >= WorkerStage.READY for w in slow):
-        return state, ()  # they wait for ranks of another node, which replaces them
+    if config.shared and _waits_for_other_nodes(state):
+        return state, ()
     cause = f"held the repair up: no progress for {event.seconds:.0f} s" + (f" at {event.where}" if event.where else "")
     if len(slow) == len(state.holder) > 1 and min(w.answered for w in slow) == WorkerStage.READY:
         # all want to meet the others and cannot: the links are the suspects
@@ -411,6 +411,14 @@ def stalled(config: Config, state: State, event: events.Stalled) -> Result:
     ranks = tuple(w.rank for w in slow if w.rank is not None)
     state = replace(state, stood_still=(*state.stood_still, *ranks))
     return lose(config, state, condemned(slow, event.t, cause))
+
+
+def _waits_for_other_nodes(state: State) -> bool:
+    """Does no rank of this node hold a repair up? A replacement of its own has work of its own until it is restored."""
+    stages = {w.answered for w in state.ranked()}
+    if state.phase is not RunPhase.REPAIRING or state.opened:
+        return False
+    return stages == {WorkerStage.READY} or min(stages) >= (WorkerStage.RESTORED if state.replaced else WorkerStage.READY)
 
 
 def left_early(event: events.Finished) -> Died:

@@ -66,6 +66,7 @@ class FdStore:
         self._held: dict[tuple[int, str], tuple[int, int, str]] = {}  # (rank, name) -> (cell, fd, handle)
         self._lock = threading.Lock()  # around what changes `_held`, and around what another thread takes from it
         self._memory: MemoryServer | None = None  # of several nodes
+        self._serving = threading.Lock()  # around the start of another one
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
         self._select = selectors.DefaultSelector()
@@ -109,7 +110,8 @@ class FdStore:
         elif message["op"] == "drop":
             self._drop()
         elif message["op"] == "serve":
-            self._serve_nodes(str(message["address"]), str(message["secret"]))
+            told = str(message["address"]), str(message["secret"])
+            threading.Thread(target=self._serve_nodes, args=told, daemon=True).start()  # a host's name may take long to look up
         elif message["op"] == "alive?":
             with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
                 wire.send(self._launcher, {"op": "alive"})
@@ -117,21 +119,24 @@ class FdStore:
 
     def _serve_nodes(self, address: str, secret: str) -> None:
         """Serve the memory to other nodes, from now on to those that know `secret`; tell the launcher the port, 0 = it cannot be served."""
-        if self._memory is not None:
-            self._memory.close()
-        try:
-            self._memory = MemoryServer(self._borrow, address, secret)
-            self._memory.start()
-        except OSError as error:
-            self._memory = None
-            print(f"fd store: cannot serve memory on {address}: {error}", file=sys.stderr)
-        with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
-            wire.send(self._launcher, {"op": "serving", "port": self._memory.port if self._memory is not None else 0})
+        with self._serving:
+            if self._memory is not None:
+                self._memory.close()
+            try:
+                self._memory = MemoryServer(self._borrow, address, secret)
+                self._memory.start()
+            except OSError as error:
+                self._memory = None
+                print(f"fd store: cannot serve memory on {address}: {error}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
+                wire.send(self._launcher, {"op": "serving", "port": self._memory.port if self._memory is not None else 0})
 
     def _borrow(self, rank: int, name: str) -> int | None:
         with self._lock:
             held = self._held.get((rank, name))
-            return os.dup(held[1]) if held and Handle.unpack(bytes.fromhex(held[2])).kind is Kind.HOST else None
+            if held is None or Handle.unpack(bytes.fromhex(held[2])).kind is not Kind.HOST or self._board.cell(held[0])[F.CORRUPT]:
+                return None
+            return os.dup(held[1])
 
     def _accept(self, listener: socket.socket) -> None:
         try:

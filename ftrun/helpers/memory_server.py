@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,8 @@ from ftrun import native
 from ftrun.core import shape
 from ftrun.core.shared import far
 
-_SILENT = 30.0  # seconds
+_SILENT = 120.0  # seconds: a replacement may wait so long between two looks
+_LATER = 0.1
 _AT_ONCE = 64  # connections
 _READ = shape.record({"rank": shape.whole, "name": shape.text, "ranges": shape.listed(shape.row(shape.whole, shape.whole))})
 _SIZE = shape.record({"rank": shape.whole, "name": shape.text})
@@ -35,6 +37,7 @@ class MemoryServer:
         """Listen on any free port of `address`. Raises OSError."""
         self._borrow = borrow
         self._secret = secret
+        self._closed = False
         self._room = threading.BoundedSemaphore(_AT_ONCE)
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((address, 0), family=family, backlog=_AT_ONCE)
@@ -45,6 +48,7 @@ class MemoryServer:
 
     def close(self) -> None:
         """Take no more connections."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -54,7 +58,10 @@ class MemoryServer:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
+                if self._listener.fileno() < 0 or self._closed:
+                    return
+                time.sleep(_LATER)  # no descriptor is left, or the client has gone away again
+                continue
             if self._room.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(sock,), name="ftrun-memory", daemon=True).start()
             else:

@@ -95,6 +95,17 @@ def test_ranks_die_at_random(nodes: tuple[int, ...], seed: int, folder: Path, st
 
 
 @pytest.mark.slow
+def test_what_only_another_node_knows_makes_the_result_not_known(folder: Path) -> None:
+    """The survivor drew behind the body in which rank 1 died, its replacement does not, and nobody on node 1 could tell."""
+    script = harness.SCRIPTS / "draws_behind.py"
+    begun = over_nodes.begin(folder, STEPS, [kill(1, "update", 6)], nodes=(1, 1), script=script)
+    outcomes = over_nodes.end(begun, ranks=0)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[1].tail()
+    assert "bit-identical to an uninterrupted run: not known" in outcomes[1].output, outcomes[1].tail()
+    assert "all replicas equal" not in outcomes[0].output, outcomes[0].tail()
+
+
+@pytest.mark.slow
 def test_a_lost_node_starts_all_anew(folder: Path, stock: Stock) -> None:
     """Nobody has a lost node's ranks, so the others wait for a node that takes its place, and start from the beginning."""
     steps = ("--steps", "400", "--stretch", "0.01")

@@ -73,7 +73,7 @@ def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
     node.arena.open()
     there.look()
     assert there.arena.seal == -1, "each look asks again"
-    there.hang_up()
+    there.close()
 
 
 @pytest.mark.parametrize("secret", ["", "of another run"])
@@ -106,7 +106,7 @@ def test_nonsense_ends_only_the_connection_that_it_came_on(node: Node, asked: di
         sock.settimeout(5.0)
         answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # until it hangs up
         assert len(answer) < 64
-    FarMemory(node.address, SECRET, 5).hang_up()
+    FarMemory(node.address, SECRET, 5).close()
 
 
 class Between:

@@ -108,18 +108,30 @@ def test_a_second_death_in_the_repair_begins_the_next_one(stage: str | None) -> 
     assert told == (ev.TellStopped(3, 4, (0, 1) if stage is None else (1,)),)
 
 
-def test_a_repair_that_waits_for_ranks_of_another_node_is_not_given_up() -> None:
+@pytest.mark.parametrize("stage", ["ready", "reset", "restored"])
+def test_a_repair_that_waits_for_ranks_of_another_node_is_not_given_up(stage: str) -> None:
     run = node()
     run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
     run.close(4)
     run.answer("stopped")
     run.send(ev.WorldDecided(0.0, 2, 5))
-    for stage in ("cleaned", "ready"):
-        run.answer(stage)
+    run.answer(stage)
     assert run.stall() == () and run.at(RunPhase.REPAIRING)
 
 
-def test_a_death_after_the_decision_was_asked_for_needs_no_new_one() -> None:
+def test_a_replacement_that_hangs_after_it_met_the_others_is_given_up() -> None:
+    run = node()
+    run.kill(run.holder(0))
+    run.close(4)
+    run.answer("stopped", (1,))
+    run.send(ev.WorldDecided(0.0, 2, 5))
+    run.answer("reset", (0,))
+    run.answer("reset", (1,))
+    assert ev.CloseGate(3) in run.stall(run.holder(0), run.holder(1))
+
+
+def test_a_death_after_the_decision_was_asked_for_begins_the_next_one() -> None:
+    """The other nodes must know which ranks are lost: they may be about to copy from one."""
     run = node()
     run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
     run.close(4)
@@ -127,4 +139,16 @@ def test_a_death_after_the_decision_was_asked_for_needs_no_new_one() -> None:
     worker = run.holder(1)
     run.send(ev.Dying(0.0, worker))
     assert run.send(ev.WorldDecided(0.0, 2, 5)) == (ev.DecideGate(2, 5),), "its exit code says what to do"
-    assert only(run.kill(worker), ev.Publish).replaced == (1,)
+    assert ev.CloseGate(3) in run.kill(worker)
+    run.close(4)
+    assert run.answer("stopped", (0,)) == (ev.TellStopped(3, 4, (1,)),)
+
+
+def test_a_doubt_that_comes_while_the_others_still_restore_ends_a_run_that_must_be_exact() -> None:
+    run = node(inexact_stops=True)
+    run.kill(run.holder(0))
+    run.close(4)
+    run.answer("stopped", (1,))
+    run.send(ev.WorldDecided(0.0, 2, 5))
+    run.answer("restored")
+    assert says(run.send(ev.Doubted(0.0, run.holder(1), "1 not kept"))) == ["inexact"]

@@ -54,6 +54,7 @@ class Head:
     MADE = 17  # replacement: 1 = it made an update in place of a dead rank that had no replica to compare with
     EQUAL = 18  # worker that opens a gate: 1 = all replicas were equal at their last comparison
     ROOM = 19  # launcher: number of cells that have memory, the first ones; reading a later one on a full file system is a SIGBUS
+    MISSED = 20  # launcher of one of several nodes: as F.MISSED, of ranks of any node in the last repair
     RUN_TEXT = 64  # launcher: two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and the time of its opening (ns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ftrun.core.errors import PlatformError
@@ -37,7 +37,7 @@ class AllNodes:
     addresses: tuple[str, ...]
     meeting: str
     ports: tuple[int, ...] = ()
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     replaced: tuple[int, ...] = ()
 
     def memory_of(self, rank: int) -> tuple[str, int] | None:

@@ -399,10 +399,17 @@ class Narrator:
         repaired = sorted({self._global_rank(local) for local, cell in self.account.replaced if cell >= self._first_cell})
         return messages.inexact(repaired, flags, found, left, lambda cell: self._board.cell(cell).rank)
 
-    def end(self, code: int) -> None:
-        """Sum up the run that ended with `code`."""
+    def doubts(self) -> dict[str, Any]:
+        """Return why the result of this node's ranks may not be called exact: flags, and names of what is not kept."""
+        self._look_exact()
+        return {"inexact": int(self.inexact), "left_out": [*left_out.reasons(self._run_dir)]}
+
+    def end(self, code: int, elsewhere: Mapping[str, Any]) -> None:
+        """Sum up the run that ended with `code`. `elsewhere`: the `doubts` of all nodes together, if there are several."""
         self._settle(0)
         self._look_exact()
+        self.inexact |= Inexact(int(elsewhere.get("inexact", 0)))
+        forgotten = sorted({*left_out.reasons(self._run_dir), *map(str, elsewhere.get("left_out", ()))})
         if self.account.incident is not None:
             facts = measured(self.account.incident, self._board, self.holders)
             if self.account.incident.then == AFTER_LOOP and code == 0:  # the script ended, so it is repaired
@@ -420,7 +427,7 @@ class Narrator:
                 None if self._uncounted else account.redone,
                 account.lost_ms / 1000,
                 self.inexact,
-                [*left_out.reasons(self._run_dir)],
+                forgotten,
                 notes.read_all(DoubtNote, self._run_dir),
             )
             # a failed run has no result, and its report names the rank that raised
@@ -439,7 +446,6 @@ class Narrator:
         self.values.note()
         incidents, restarts = len(account.costs), account.failed_attempts
         facts = {"incidents": incidents, "restarts": restarts, "redone": account.redone, "lost_ms": account.lost_ms}
-        forgotten = [*left_out.reasons(self._run_dir)]
         exact = code == 0 and not self.inexact and not restarts and not (incidents and forgotten)
         self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
 

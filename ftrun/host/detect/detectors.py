@@ -6,7 +6,7 @@ Each look reads words on the board and turns a fault into an event, or into a co
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ftrun.control import events as ev
 from ftrun.control.hangs import Limits, Standstill
@@ -32,7 +32,8 @@ _NAMES = {
 class Detectors:
     """Runs all detectors of one run."""
 
-    def __init__(self, context: LaunchContext, pool: WorkerPool) -> None:
+    def __init__(self, context: LaunchContext, pool: WorkerPool, spans: Callable[[], bool] = lambda: False) -> None:
+        """`spans`: has another node ranks of the present world?"""
         settings = context.settings
         self._board = context.board
         self._pool = pool
@@ -40,7 +41,7 @@ class Detectors:
         self._beats: BeatWatch[int] = BeatWatch(settings.heartbeat_interval)
         self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
-        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir, settings.nodes.most < 2)
+        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir, spans)
         self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
         self._often = settings.heartbeat_interval / LOOKS

@@ -26,9 +26,9 @@ _SOON = 0.01  # seconds between two looks, at least
 class HangWatch:
     """Watches for hangs in one run; call `look` at least every `pause` seconds."""
 
-    def __init__(self, limits: Limits, pause: float, run_dir: Path, alone: bool = True) -> None:
+    def __init__(self, limits: Limits, pause: float, run_dir: Path, spans: Callable[[], bool] = lambda: False) -> None:
         self._watch = Watch(limits, pause)
-        self._alone = alone  # no other node has ranks of this run
+        self._spans = spans  # has another node ranks of the present world?
         self._run_dir = run_dir
         self._groups: dict[int, tuple[int, ...]] = {}  # mark on the board -> ranks
         self.standstill: Standstill | None = None  # as of the last look
@@ -51,7 +51,7 @@ class HangWatch:
             self.standstill = None
             return None
         ranks = [describe(c, word, self._members) for c in cells]
-        if not self._alone:
+        if self._spans():
             here = {r.rank for r in ranks}
             ranks = [replace(r, elsewhere=r.at_gate or (r.waiting and not here.issuperset(r.members or (-1,)))) for r in ranks]
         verdict = self._watch.judge(word.last, ranks)

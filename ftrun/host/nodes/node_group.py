@@ -44,6 +44,7 @@ class SoleNode:
 
     def __init__(self, context: LaunchContext) -> None:
         self.run_id = context.run_dir.name
+        self.doubts: Record = {}
         self.stamp = secrets.token_hex(4)
         self.store_port = context.settings.nodes.master_port
         self._host: StoreHost | None = None
@@ -73,6 +74,16 @@ class SoleNode:
     def span(self) -> None:
         """Return None: this node has the whole world."""
 
+    def is_news(self, event: ev.WorldStops) -> bool:
+        """Return False: no other node stops anything."""
+        return False
+
+    def restored(self, action: ev.TellRestored, missed: int, made: bool) -> None:
+        """Do nothing: there are no others to tell."""
+
+    def finished(self, doubts: Record) -> None:
+        """Do nothing: there are no others to tell."""
+
     def saw(self, event: ev.Event, actions: Iterable[ev.Action], rank: int | None) -> None:
         """Do nothing: there are no others to tell."""
 
@@ -95,6 +106,7 @@ class Peers:
         self._nproc = context.settings.nproc
         self.place = NodePlace(-1, 0, 1, 0, self._nproc, 0)
         self.stamp = ""
+        self.doubts: Record = {}  # why the result of some node may not be called exact, once the run is over: see `Member.finished`
         self._name = os.uname().nodename
         self._terms = meeting.terms
         self._loop = context.loop
@@ -104,8 +116,9 @@ class Peers:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news)
         self._table: RoundTable | None = None  # of the present world
-        self._incident = 0  # number of the newest repair of the present world, the same on every node
-        self._stopped = 0  # the generation that it has on this node
+        # number of the newest repair of the present world for which this node's gate closed, the same on every node,
+        self._incident = 0
+        self._stopped = 0  # and the generation that it has on this node
         self._heard: Record | None = None  # the last repair that another node began
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
@@ -166,14 +179,9 @@ class Peers:
                 self._failure = self._heard  # a repair that this node cannot take part in
             elif isinstance(action, ev.CloseGate):
                 self._closes(event, action, rank)
-            elif isinstance(action, ev.TellStopped):
+            elif isinstance(action, ev.TellStopped) and action.generation == self._stopped:
                 replaced = [self.global_rank(local) for local in action.replaced]
                 self._session.stopped(self.place.round, self._incident, action.last, replaced)
-            elif isinstance(action, ev.TellRestored):
-                self._session.restored(self.place.round, self._incident)
-            elif isinstance(action, ev.NodeDone):
-                self._session.finished()
-                self._listener.log(_node_done(self.place.nodes))
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
                 self._session.end(self._last_words(action, actions))
@@ -186,12 +194,28 @@ class Peers:
             return  # the same order again
         self._stopped = order.generation
         if isinstance(event, ev.WorldStops):
+            self._incident = event.incident
             return
         self._incident += 1
         world_rank = None if rank is None else self.global_rank(rank)
-        cause = str(getattr(event, "cause", "") or getattr(event, "signature", "")) or "died"
+        said = next((str(text) for name in ("cause", "signature", "evidence") if (text := getattr(event, name, ""))), "")
+        cause = said or ("died" if rank is not None else "it stops for a repair")
         about = {"kind": "failed", "rank": world_rank, "local_rank": rank, "cause": cause, "weight": _weight_of(event)}
         self._session.stops(self.place.round, self._incident, {**about, **self._where()})
+
+    def is_news(self, event: ev.WorldStops) -> bool:
+        """Has this node's gate not closed for that repair yet?"""
+        return event.incident > self._incident
+
+    def restored(self, action: ev.TellRestored, missed: int, made: bool) -> None:
+        """Tell the other nodes that every rank of this one is restored; `missed` and `made` as in WorldRestored."""
+        if action.generation == self._stopped:
+            self._session.restored(self.place.round, self._incident, missed, made)
+
+    def finished(self, doubts: Record) -> None:
+        """Tell the other nodes that every worker of this one ended well, and why its result may not be called exact."""
+        self._session.finished(doubts)
+        self._listener.log(_node_done(self.place.nodes))
 
     def serves(self, port: int) -> None:
         """Tell the other nodes the port at which they get at this node's memory; 0 = they cannot."""
@@ -199,7 +223,7 @@ class Peers:
 
     def fd_store_ready(self) -> None:
         """Let a new fd store serve the other nodes as the last one did."""
-        if self._host is not None and self._table is not None and self.place.nodes > 1:
+        if self._host is not None and self._table is not None and self.place.nodes > 1 and self._table.secret:
             self._host.serve_memory(self._table.members[self.place.node].addr, self._table.secret)
 
     def next_round(self) -> None:
@@ -285,10 +309,11 @@ class Peers:
 
     def _stops(self, news: News) -> None:
         assert news.record is not None
-        if news.round == self.place.round and news.record["incident"] > self._incident:
-            self._incident, self._heard = int(news.record["incident"]), news.record
+        incident = int(news.record["incident"])
+        if news.round == self.place.round and incident > self._incident:
+            self._heard = news.record
             self._listener.note("world-stops", **news.record)
-            self._listener.on_event(ev.WorldStops(time.monotonic(), sentence(news.record)))
+            self._listener.on_event(ev.WorldStops(time.monotonic(), sentence(news.record), incident))
 
     def _decided(self, news: News) -> None:
         assert news.record is not None
@@ -300,12 +325,14 @@ class Peers:
     def _restored(self, news: News) -> None:
         assert news.record is not None
         if (news.round, news.record["incident"]) == (self.place.round, self._incident):
-            self._listener.on_event(ev.WorldRestored(time.monotonic(), self._stopped))
+            missed, made = int(news.record["missed"]), bool(news.record["made"])
+            self._listener.on_event(ev.WorldRestored(time.monotonic(), self._stopped, missed, made))
 
     def _over(self, news: News) -> None:
         assert news.record is not None
         record = news.record
         self._listener.note("world-over", **record)
+        self.doubts = {name: record[name] for name in ("inexact", "left_out") if name in record}
         if not self._ended:
             self._ended = True
             code = record["code"] if record["code"] in (EXIT_OK, EXIT_REQUEUE) else EXIT_FAILED

@@ -21,7 +21,7 @@ from ftrun.control import incidents
 from ftrun.control.machine import Config, IllegalEvent, RunPhase, State, advance, initial
 from ftrun.core import codes, paths
 from ftrun.core.errors import EXIT_UNAVAILABLE
-from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
@@ -90,7 +90,7 @@ class Agent:
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
         self._devices = DeviceWatch(context, services, self._pool, lambda: self._state, nodes.global_rank)
-        self._detectors = Detectors(context, self._pool)
+        self._detectors = Detectors(context, self._pool, lambda: nodes.span() is not None)
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
         self._faults = FaultDesk(context, self._pool, self._devices.on_message)
@@ -164,6 +164,10 @@ class Agent:
         while self._queue:
             event = self._queue.popleft()
             rank = self._rank_of(event)
+            if isinstance(event, ev.WorldStops) and not self._nodes.is_news(event):
+                continue  # a rank of this node died at the same time: it is stopped for this repair already
+            if isinstance(event, ev.WorldRestored):
+                self._hear_of_others(event)
             try:
                 self._state, actions = advance(self._config, self._state, event)
             except IllegalEvent as error:
@@ -187,6 +191,16 @@ class Agent:
         for call in later:
             call()
         self._journal.flush()
+
+    def _hear_of_others(self, event: ev.WorldRestored) -> None:
+        """Put on the board what the ranks of this node must know of replacements on others, before its gate opens."""
+        if event.generation == self._state.generation:
+            self._board[Head.MISSED] = event.missed
+            self._board[Head.MADE] = self._board[Head.MADE] or int(event.made)
+
+    def _tell_restored(self, action: ev.TellRestored) -> None:
+        missed = max((self._board.cell(w.cell)[F.MISSED] for w in self._state.ranked()), default=0)
+        self._nodes.restored(action, missed, bool(self._board[Head.MADE]))
 
     def _rank_of(self, event: ev.Event) -> int | None:
         """Return this node's rank that an event is about, before the event moves it."""
@@ -412,7 +426,7 @@ class Agent:
     def summarize(self) -> None:
         """Log and journal the cost of the run and its failure, if any. Call after `run`."""
         assert self._end is not None
-        self._narrator.end(self._end.code)
+        self._narrator.end(self._end.code, self._nodes.doubts)
         self._faults.end()
         ending = self._ending
         failure = self._failures.finish(self._end.code, self._narrator.account, ending.began, ending.signum, ending.killed)
@@ -442,6 +456,8 @@ _ACTIONS: dict[type[ev.Action], Callable[[Agent, Any], None]] = {
     ev.Spawn: Agent._spawn,
     ev.CloseGate: Agent._close_gate,
     ev.OpenGate: lambda agent, action: gates.reopen(agent._board, action.generation),
+    ev.TellRestored: Agent._tell_restored,
+    ev.NodeDone: lambda agent, action: agent._nodes.finished(agent._narrator.doubts()),
     ev.DecideGate: lambda agent, action: gates.decide(agent._board, action.generation, action.resume),
     ev.ResetGate: lambda agent, action: gates.reset(agent._board, action.generation),
     ev.Publish: lambda agent, action: agent._worlds.publish(action),

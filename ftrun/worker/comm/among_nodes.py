@@ -1,6 +1,8 @@
 """Collectives of ftrun's own between nodes, at a gate: one rank of each node takes part, in a group that the script does not know.
 
 They are no collectives of the script's: no observer hears of them, none is recorded, and a stop of the world ends them without an error.
+Where a connection breaks and no stop explains it, this rank makes way. It has arrived, so another node may have opened the gate: it may
+neither leave, as with an error, nor pass. Its replacement goes on from its slot of this gate, whatever is decided.
 """
 
 from __future__ import annotations
@@ -17,24 +19,17 @@ from ftrun.worker.comm.work import Pending
 from ftrun.worker.link.position import Interrupt
 
 
-def greatest(nodes: SwapGroup, number: int) -> int | None:
-    """Return the greatest `number` of all members, once they have come here; None if the world is stopped before.
-
-    Raises:
-        Exception: The error of a connection that no stop explained.
-    """
-    numbers, options = torch.tensor([number], device="cpu"), dist.AllreduceOptions()
+def greatest(nodes: SwapGroup, numbers: list[int]) -> list[int] | None:
+    """Return the greatest of each of `numbers` over all members, once they have come here; None if the world is stopped before."""
+    all_of_them, options = torch.tensor(numbers, device="cpu"), dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    return int(numbers) if _done(nodes, lambda group: group.allreduce([numbers], options), numbers) else None
+    return all_of_them.tolist() if _done(nodes, lambda group: group.allreduce([all_of_them], options), all_of_them) else None
 
 
 def gathered(nodes: SwapGroup, mine: torch.Tensor) -> torch.Tensor | None:
     """Return the tensors of all members, in one with a row for each, once they have come here; None if the world is stopped before.
 
     `mine`: int64, of the same shape on each.
-
-    Raises:
-        Exception: The error of a connection that no stop explained.
     """
     found = mine.new_empty((len(nodes.ranks), *mine.shape))
     each = [[*found.unbind()]]
@@ -51,11 +46,15 @@ def _done(nodes: SwapGroup, begin: Callable[[Any], Any], result: torch.Tensor) -
     except RuntimeError as error:
         with contextlib.suppress(Interrupt):
             nodes.await_stop(error)
-            raise
+            if not registry.over:
+                context.make_way(f"{_FAILED}: {error}")
         return False
     if context.stop_pending() or registry.over:
         nodes.release(inner.generation + 1)  # the control thread may have been here before this one began
     pending.settle()
-    if registry.broken is not None:
-        registry.check()
+    if registry.broken_in is nodes and not context.stop_pending():
+        context.make_way(f"{_FAILED}: {registry.broken}")
     return pending.succeeded and not context.stop_pending()
+
+
+_FAILED = "the connection with another node failed at the gate, and nothing explains it"

@@ -268,6 +268,11 @@ def _no_handling() -> Iterator[None]:
             os.environ[_HANDLING] = said
 
 
+def came(rank: int) -> str:
+    """Return the key by which the others know that this rank of a group has begun to connect, and on which ports."""
+    return f"ports/{rank}"
+
+
 def make_group(
     store: Any,
     rank: int,
@@ -275,11 +280,13 @@ def make_group(
     timeout: timedelta,
     address: str = "",
     far: Callable[[], Any] | None = None,
+    on_cpu: bool = False,
 ) -> Inner:
     """Build Gloo for CPU tensors and, if there is a GPU, NCCL (Gloo where ranks share a GPU) for CUDA tensors.
 
     `address`: the group is inside a SwapGroup, so that it can be aborted, and the others reach this rank there; "" = it is not. Its
     members wait for one another in `store` before any of them connects. `far` returns the store that NCCL keeps; None: `store`.
+    `on_cpu`: leave GPUs out.
     """
     group, swappable = ProcessGroup(store, rank, size), bool(address)
     others = threads()
@@ -288,8 +295,8 @@ def make_group(
     theirs: set[int] = set()
     if swappable:
         # members exchange their ports, to tell the group's connections from those of other threads of this process
-        store.set(f"ports/{rank}", json.dumps(sorted(mine)))
-        said = store.multi_get([f"ports/{r}" for r in range(size) if r != rank])
+        store.set(came(rank), json.dumps(sorted(mine)))
+        said = store.multi_get([came(r) for r in range(size) if r != rank])
         theirs = {port for ports in said for port in json.loads(ports)}
     others = threads()
     gloo = _gloo(PrefixStore("cpu/", store), rank, size, timeout, gloo_devices)
@@ -298,7 +305,7 @@ def make_group(
     nccl = None
     torch_private.use_by_default(group, ProcessGroup.BackendType.GLOO)
     torch_private.use_backend(group, torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not on_cpu:
         devices.append(torch.device("cuda"))
         if dist.is_nccl_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
             with _no_handling():

@@ -19,7 +19,7 @@ from ftrun.core.faults import Fault
 from ftrun.core.shared.board import F, Head
 from ftrun.core.shared.notes import UnconnectedNote
 from ftrun.core.shared.world import World
-from ftrun.worker.comm.backend import LOOPBACK, Inner, make_group
+from ftrun.worker.comm.backend import LOOPBACK, Inner, came, make_group
 from ftrun.worker.comm.file_store import FarMeeting, FileMeeting, Meeting
 from ftrun.worker.link.exception_report import final_code
 from ftrun.worker.link.position import Interrupt
@@ -39,7 +39,8 @@ class AheadOf:
 class Connecting:
     """One group of `world` while it connects.
 
-    `ahead`: a replacement connects it early; this object then answers on the board that the rank is ready and reset.
+    `ahead`: a replacement connects it early; this object then answers on the board that the rank is ready and reset. `on_cpu`: no tensor
+    on a GPU is sent in it.
     """
 
     def __init__(
@@ -51,12 +52,15 @@ class Connecting:
         my_rank: int,
         timeout: timedelta,
         ahead: AheadOf | None,
+        on_cpu: bool = False,
     ) -> None:
         self.generation = world.generation
         self._context = context
         self._world = world
         self._key = key
         self._place = my_rank, len(ranks)
+        self._on_cpu = on_cpu
+        self._meeting: Meeting | None = None
         self._far = world.span is not None and not world.here.issuperset(ranks)  # it has members on other nodes
         self._timeout = timeout
         self._ahead = ahead
@@ -148,7 +152,8 @@ class Connecting:
         else:
             address = LOOPBACK
             meeting = FileMeeting(self._context.run_dir, self._world, self._key, self._timeout, self._go_on)
-        inner = make_group(meeting, rank, size, self._timeout, address, far=self._store)
+        self._meeting = meeting
+        inner = make_group(meeting, rank, size, self._timeout, address, far=self._store, on_cpu=self._on_cpu)
         inner.generation = self.generation
         meeting.set(f"connected/{rank}", b"")
         inner.all_connected = lambda: meeting.check([f"connected/{r}" for r in range(size)])
@@ -162,8 +167,11 @@ class Connecting:
         return self._all_on_their_way()
 
     def _all_on_their_way(self) -> bool:
-        """Has every rank of this node begun to connect? Until then the launcher's deadlines count, and not the group's timeout."""
-        self._met = self._met or self._world.everyone(self._context.board, F.READY)
+        """Has every member begun to connect? Until then the launchers' deadlines count, and not the group's timeout."""
+        if not self._met and self._far:
+            self._met = self._meeting is not None and self._meeting.check([came(rank) for rank in range(self._place[1])])
+        elif not self._met:
+            self._met = self._world.everyone(self._context.board, F.READY)
         return self._met
 
     def _store(self) -> Any:

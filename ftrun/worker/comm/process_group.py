@@ -71,6 +71,7 @@ from ftrun.worker.torch_compat import torch_private
 
 _DRAIN = 0.5  # share of the stop timeout in which the collectives of a stopped world must end
 _ENDING = 0.25  # seconds that a collective between two loops gets to end when the world stops: all may have come to it
+_FOR_NODES = timedelta(minutes=30)  # torch's for Gloo
 _FEW = 4  # groups whose old connections may stay open beside the new ones: each takes descriptors and threads
 
 
@@ -430,6 +431,7 @@ class Registry:
         self._made: dict[tuple[int, ...], int] = {}
         self._told_of_others = False  # `refuse_others` has printed its warning
         self.nodes: SwapGroup | None = None  # of several nodes: one rank of each, among them this one
+        self._spoke = 0  # how many such groups it has made
         self._destroyed = 0  # how often the script has destroyed all its groups
         context.wakers.append(self)
 
@@ -458,7 +460,7 @@ class Registry:
                 for one in made:
                     self.connect(one, world)
             except Exception:
-                for one in made:
+                for one in reversed(made):
                     self.drop(one)  # torch does not know it, so that nobody else would
                 raise
         elif not world.tail and [one.key for one in self.groups] == self.recorder.groups:
@@ -470,8 +472,18 @@ class Registry:
         if self.nodes is not None or world.span is None or self.context.rank not in world.span.firsts:
             return []
         firsts = world.span.firsts
-        self.nodes = SwapGroup(self, "nodes", firsts.index(self.context.rank), firsts, timeout)
+        self.nodes = SwapGroup(self, f"nodes#{self._spoke}", firsts.index(self.context.rank), firsts, timeout)
+        self._spoke += 1
         return [self.nodes]
+
+    def speak(self) -> None:
+        """Let this rank speak for its node, also in a script that makes no group; see `_among_nodes`."""
+        world = self._world()
+        made = self._among_nodes(world, _FOR_NODES)
+        self.groups += made
+        self.shown.pending = [one.pending for one in self.groups]
+        for one in made if not self.recorder.replaying else ():
+            self.connect(one, world)
 
     def _connect_ahead(self, world: World) -> None:
         """Meet the others in all groups that the replaced rank had, in their order, while the script goes on.
@@ -498,7 +510,7 @@ class Registry:
         group.inner = (ahead or self._connecting(group, world)).result(meanwhile)
 
     def _connecting(self, group: SwapGroup, world: World, ahead: AheadOf | None = None) -> Connecting:
-        return Connecting(self.context, world, group.key, group.ranks, group.my_rank, group.timeout, ahead)
+        return Connecting(self.context, world, group.key, group.ranks, group.my_rank, group.timeout, ahead, on_cpu=group is self.nodes)
 
     def rebuild(self, world: World, meanwhile: Callable[[], None] | None = None) -> None:
         """Retire every inner group and build it again for `world`, in the order of creation.
@@ -532,7 +544,7 @@ class Registry:
             self.broken = self.broken_in = None
         if group is self.nodes:
             self.nodes = None
-        if not self.groups or self.groups == [self.nodes]:  # ranks that did not make the same groups before a failure are in step again
+        elif not self.groups or self.groups == [self.nodes]:  # ranks that did not make the same groups before a failure are in step again
             self._destroyed += 1
             self._made.clear()
 

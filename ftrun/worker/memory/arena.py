@@ -168,9 +168,9 @@ class Arena:
         """(offset, size) of the marks and the lengths of all parts."""
         return 0, _PAGE
 
-    def in_use(self) -> list[tuple[int, int]]:
+    def in_use(self, buffers_only: bool = False) -> list[tuple[int, int]]:
         """Return offset and size of everything that it holds in host memory beside its head."""
-        return [self.committed, self.volatile, (self._manifest_at, self.manifest_length)]
+        return [self.volatile] if buffers_only else [self.committed, self.volatile, (self._manifest_at, self.manifest_length)]
 
     def expect(self, zone: str, size: int) -> None:
         """Announce that `size` bytes on the GPU will be reserved in this zone."""

@@ -45,8 +45,10 @@ class FarMemory:
             raise
         self.arena, self.slots = Arena(self._mirrors["arena"]), Slots(self._mirrors["slots"])
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
+        """Hang up, and give the mirror of the arena back."""
         self._sock.close()
+        self._mirrors["arena"].close()
 
     def look(self) -> None:
         """Bring the tags of the slots and the commit mark as they are now."""
@@ -64,10 +66,10 @@ class FarMemory:
                 return
         raise OSError(f"the slots of rank {self._rank} changed while they were read")
 
-    def read_weights(self, moved: Callable[[int], None] = lambda size: None) -> int:
-        """Bring everything that the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""
+    def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> int:
+        """Bring what the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""
         self._read("arena", [self.arena.head])
-        parts = self.arena.in_use()
+        parts = self.arena.in_use(buffers_only)
         self._read("arena", parts, moved)
         self._read("arena", [self.arena.head])
         return sum(size for _, size in parts)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ftrun.core.errors import WorkerError
+from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.world import World, newest_world
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
+from ftrun.worker.memory.segment import room_for
 from ftrun.worker.repair import transfer
 from ftrun.worker.repair.far_memory import FarMemory
 from ftrun.worker.repair.handover import fetch
@@ -75,7 +76,7 @@ class Memories:
         """Is it a rank of another node?"""
         return rank in self._far
 
-    def with_weights(self, rank: int) -> Memory:
+    def with_weights(self, rank: int, buffers_only: bool = False) -> Memory:
         """Return the memory of a rank that was reported as kept, with what its arena holds in host memory.
 
         Raises:
@@ -84,19 +85,18 @@ class Memories:
         far = self._far.get(rank)
         if far is None:
             return self._found[rank]
-        if far.arena.has_gpu:
-            raise Unreached(f"rank {rank}: its weights are on a GPU of another node, from where nothing can be copied yet")
+        size = sum(size for _, size in far.arena.in_use(buffers_only))
         try:
-            with transfer.counted(self._context, sum(size for _, size in far.arena.in_use())) as moved:
-                far.read_weights(moved)
-        except OSError as error:
+            with room_for(size, "a copy from another node"), transfer.counted(self._context, size) as moved:
+                far.read_weights(moved, buffers_only)
+        except (OSError, DeviceError) as error:
             raise Unreached(f"rank {rank}: {error}") from error
         return self._found[rank]
 
     def close(self) -> None:
-        """Hang up on other nodes. What was read there stays mapped: values that were decoded may lie in it."""
+        """Hang up on other nodes, and give what was read of their arenas back. Slots stay: values that were decoded may lie in them."""
         for far in self._far.values():
-            far.hang_up()
+            far.close()
 
     def refuse(self, rank: int, why: object) -> None:
         """Note why that rank's memory was of no use."""
@@ -113,8 +113,11 @@ class Memories:
             seen = board.worker_bell()
             self._world = newest(self._context, self._world)  # in it, more ranks may be dead
             peers = tuple(map(self._peer, (rank for rank in donors(board, self._world, self._context.rank) if rank in ranks)))
-            if not any(peer.living for peer in peers):
-                peers += tuple(map(self._far_peer, self._others(ranks)))
+            if not any(peer.living and not peer.refused for peer in peers):
+                asked = self._others(ranks)
+                peers += tuple(map(self._far_peer, asked))
+                if asked and self._refused.keys() >= {*asked} and not {*self._others(ranks)} <= {*asked}:
+                    continue  # the next ones may be of use
             decision = decide(peers, time.monotonic() - begin)
             if decision is not None:
                 return decision
@@ -130,10 +133,13 @@ class Memories:
         return Peer(rank, memory.tags if memory else Tags(), living, memory is not None, self._refused.get(rank, ""))
 
     def _others(self, ranks: Set[int]) -> list[int]:
-        """Return those of `ranks` on other nodes that are asked: the next ones whose memory was not of no use."""
-        here, mine = self._world.here, self._context.rank
-        order = sorted(ranks - here, key=lambda rank: (rank < mine, rank))
-        return [rank for rank in order if rank not in self._refused][:_FAR] or order[:1]
+        """Return those of `ranks` on other nodes that are asked: the next living ones, without those whose memory was of no use."""
+        here, mine, span = self._world.here, self._context.rank, self._world.span
+        dead = frozenset(span.replaced) if span is not None else frozenset()
+        order = sorted(ranks - here, key=lambda rank: (rank in dead, rank < mine, rank))
+        some = [rank for rank in order if rank not in self._refused]
+        living = [rank for rank in some if rank not in dead]
+        return (living or some)[:_FAR] or order[:1]
 
     def _far_peer(self, rank: int) -> Peer:
         span, tags = self._world.span, Tags()
@@ -145,8 +151,10 @@ class Memories:
                 assert span is not None
                 far = self._far[rank] = FarMemory(address, span.secret, rank)
                 self._found[rank] = Memory(rank, far.slots, far.arena)
-            if rank in self._far:
+            if rank in self._far and rank not in self._refused:
                 self._far[rank].look()
+                if self._far[rank].arena.has_gpu:
+                    raise OSError("its weights are on a GPU of another node, from where nothing can be copied yet")
                 tags = self._found[rank].tags
         except OSError as error:
             self.refuse(rank, error)

@@ -191,7 +191,7 @@ class _One:
         if self.fact is None or resume <= self.fact[1]:
             return not self._laid_out
         # in the first step after the recorded one, and on several nodes, the ranks ask rank 0 (see `agree`)
-        exact = resume == self.fact[1] + 1 or self._spans() or self._read()
+        exact = resume == self.fact[1] + 1 or self._read() or self._spans()
         with _local(self._registry), _silent(self.params):
             self._prime(self.fact[0])
         self._laid_out = True

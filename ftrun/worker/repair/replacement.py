@@ -328,9 +328,9 @@ class Restorer:
         Raises:
             DeviceError
         """
-        gpu, arena = self.state.gpu, None if rank is None else self._memories.of(rank).arena
         if rank is not None and self._memories.is_far(rank):
             return
+        gpu, arena = self.state.gpu, None if rank is None else self._memories.of(rank).arena
         if gpu is not None and rank is not None and arena is not None and arena.has_gpu and arena.memory is None:
             fetch_gpu(self.context, rank, arena, gpu, write=False)
             self._mapped.append(arena)
@@ -434,14 +434,15 @@ class Restorer:
         written, ever = after.buffers, saved.ever if saved is not None else []
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
         if alone or written:
-            replica = self._memories.with_weights(replica.rank)
+            replica = self._memories.with_weights(replica.rank, buffers_only=True)
         mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, alone)
         if not written:
             return
         arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
-        sums = [Arena(one).zone_checksum(written, self.state.manifest) for one in arenas if one is not None]
+        others = [Arena(one) for one in arenas if one is not None] + [replica.arena] * self._memories.is_far(replica.rank)
+        sums = [one.zone_checksum(written, self.state.manifest) for one in others]
         if len(set(sums)) > 1 or (len(sums) < 2 and not (saved is not None and self._are_written_alike(written, saved, after))):
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, written)
         self.state.copy_buffers(written, replica.arena)

@@ -9,7 +9,7 @@ import contextlib
 import time
 
 from ftrun.core.shared import gate
-from ftrun.core.shared.board import F, Inexact, Source
+from ftrun.core.shared.board import F, Head, Inexact, Source
 from ftrun.core.shared.world import World
 from ftrun.worker.link.position import Interrupt
 from ftrun.worker.repair.kit import Kit
@@ -61,6 +61,8 @@ class Survivor:
         context.answer(F.RESTORED)
         kit.pending.redo = (world.generation, world.resume)
         self._await(world, F.SETTLED)  # the next step changes memory that others may still be copying from this rank
+        if world.span is not None:
+            self._await_open()  # so may ranks of other nodes
         self.tell_missed(world.resume)
         return world.resume
 
@@ -141,6 +143,12 @@ class Survivor:
         while not context.wait_until(lambda: world.everyone(context.board, stage), 3600.0):
             pass
 
+    def _await_open(self) -> None:
+        """Wait until every rank of every node is restored. Raises Interrupt if the world is stopped."""
+        context = self._context
+        while not context.wait_until(lambda: not gate.unpack(context.board.gate()).closed, 3600.0):
+            pass
+
     # -- the first step after it -------------------------------------------------------------------------------------
 
     def tell_missed(self, number: int) -> None:
@@ -149,7 +157,7 @@ class Survivor:
         step, names = ledger.changed_between
         if ledger.drew_before != number and (step != number or not names):
             return
-        if any(board.cell(cell)[F.MISSED] == number + 1 for cell in range(board.cells)):
+        if board[Head.MISSED] == number + 1 or any(board.cell(cell)[F.MISSED] == number + 1 for cell in range(board.cells)):
             if ledger.drew_before == number:
                 self._context.note_inexact(Inexact.DREW_BETWEEN)
             if step == number:

@@ -1,12 +1,12 @@
 """The gate of a node among several: proof that all nodes are here, and the comparison of their ranks' checksums.
 
 Theory of operation. A node's word opens gate i when every rank of the world has its gradients of i. Of its own ranks the arrivals on the
-board tell. For the others one rank of each node, its first, takes part in an all-reduce of 8 bytes, which it begins only when all ranks
+board tell. For the others one rank of each node, its first, takes part in an all-reduce of some bytes, which it begins only when all ranks
 of its node have arrived: so the all-reduce cannot be complete anywhere before all of them have. It completes on each node by itself.
 A node that dies in between may have opened a gate that another did not, but never two (docs/design/protocol.md).
 
-The number that goes round says whether some rank has made a checksum for this gate. If so, all of them are gathered and compared
-before any word opens.
+The numbers that go round say whether all nodes are at the same gate, and whether some rank has made a checksum for it. If so, all
+checksums are gathered and compared before any word opens.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import itertools
 
 import torch
 
-from ftrun.core.shared.board import F, sum_of
+from ftrun.core.errors import UsageError
+from ftrun.core.shared.board import Busy, F, sum_of
 from ftrun.core.shared.replicas import SumRow
 from ftrun.worker.comm import among_nodes
 from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.link.observer import Observers
 from ftrun.worker.link.run_link import Context
 
+_KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
+_KIND_BITS = int(_KINDS).bit_length()
 _SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's number has one
 
 
@@ -29,16 +32,31 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
     """Wait until every rank of every node has arrived at gate `number`; False: the world was stopped first.
 
     Raises:
-        Exception: The error of a connection that no stop explained, or whatever an observer raises.
+        UsageError: If another node is at another gate, or at another kind of gate.
+        Exception: Whatever an observer raises.
     """
     mine = [_row(cell.words()) if sum_of(cell[F.SUM_AT])[0] == number else _NOTHING for cell in context.cells()]
-    some = among_nodes.greatest(nodes, int(any(row[0] for row in mine)))
+    place = number << _KIND_BITS | context.cell[F.BUSY] & _KINDS
+    found = among_nodes.greatest(nodes, [place, -place, int(any(row[0] for row in mine))])
+    if found is None:
+        return False
+    furthest, last, some = found[0], -found[1], found[2]
+    if furthest != last:
+        where = ", ".join(f"one is {_words(one)}" for one in (last, furthest))
+        rule = "every rank makes the same steps and the same job.call"
+        raise UsageError(f"the nodes are not at the same place of the script: {where}; {rule}")
     if some:
         rows = _gathered(context, nodes, mine)
         if rows is None:
             return False
         observers.sums_gathered(number, rows)
-    return some is not None
+    return True
+
+
+def _words(place: int) -> str:
+    if place & Busy.AT_CALL_END:
+        return "at the end of a job.call between two loops"
+    return "at the end of the loop" if place & Busy.AT_LOOP_END else "in a step"
 
 
 _NOTHING = (0, 0, 0)

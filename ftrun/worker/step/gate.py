@@ -51,6 +51,7 @@ from ftrun.worker.step import across
 _LOOK = 1.0
 _LOOK_BETWEEN = 0.1  # the same at the end of a loop or a call, where other ranks may be in a step: no bell tells that
 _LOOK_AGAIN = "look again"  # at the gate's word, which has changed
+_ELSEWHERE = "elsewhere"  # another rank asks the other nodes, or has to; or the world was stopped meanwhile
 _BETWEEN = Busy.AT_LOOP_END | Busy.AT_CALL_END
 
 
@@ -98,7 +99,8 @@ class Gate:
             if ring:
                 ring = False
                 board.ring_gate()
-                board.ring_launcher()  # it may have to name a rank whose weights are corrupt
+                if verdict != _ELSEWHERE:
+                    board.ring_launcher()  # it may have to name a rank whose weights are corrupt
             board.wait_gate(seen, _LOOK_BETWEEN if context.cell[F.BUSY] & _BETWEEN else _LOOK)
             complete = native.all_equal64(self._arrivals, wanted)
             if not complete:
@@ -130,7 +132,7 @@ class Gate:
         if self._spans:
             nodes = self._kit.registry.nodes
             if nodes is None or not across.all_here(context, nodes, self._observers, number):
-                return gate.WAIT  # another rank speaks for this node; or the world was stopped
+                return _ELSEWHERE
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:
             return gate.WAIT

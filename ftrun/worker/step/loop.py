@@ -279,6 +279,7 @@ class Loop:
         kit.registry.refuse_others(go_on=kit.position.where is not Where.BEFORE)
         context.cell.drop_flag(Flag.LOOP_DONE)
         if kit.position.where is Where.BEFORE:
+            kit.registry.speak()
             self._finish_recording()
         elif kit.position.where is Where.BETWEEN:
             kit.ledger.log(kit.registry.recorder.settled())

@@ -112,7 +112,7 @@ class Folder:
         return raw if isinstance(raw, dict) else None
 
     def put(self, name: str, record: Record) -> None:
-        files.replace(self._path / f"{name}{_SUFFIX}", json.dumps(record))
+        files.replace(self._path / f"{name}{_SUFFIX}", json.dumps(record), private=True)
 
     def create(self, name: str, record: Record) -> bool:
         from filelock import FileLock

@@ -108,6 +108,7 @@ class Member:
         self._ready = False
         self._together: Together | None = None  # from when the workers of that round can meet
         self._hosting = False
+        self._doubts: Record = {}  # of this agent's ranks, once they have finished
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
         self._reported: tuple[str, int, int] | None = None
@@ -145,10 +146,13 @@ class Member:
         if self._table is not None and self._hosting and not self._ready:
             self._carrier.put(f"store.{self._table.round}", {"host": host, "port": port})
 
-    def finished(self) -> None:
-        """Record that every worker of this agent exited with 0."""
+    def finished(self, doubts: Record | None = None) -> None:
+        """Record that every worker of this agent exited with 0.
+
+        `doubts`: `inexact` (flags) and `left_out` (names), for the last words of all nodes.
+        """
         if self._table is not None and self._ready:
-            self._state, self._dirty = "finished", True
+            self._state, self._doubts, self._dirty = "finished", doubts or {}, True
 
     def serves(self, port: int) -> None:
         """Record where the others get at this node's memory."""
@@ -166,10 +170,10 @@ class Member:
             self._together.stopped(incident, last, replaced)
             self._dirty = True
 
-    def restored(self, number: int, incident: int) -> None:
-        """Record that every rank of this agent is restored."""
+    def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
+        """Record that every rank of this agent is restored; `missed` and `made` as in the controller's WorldRestored."""
         if self._together is not None and self._about == number:
-            self._together.restored(incident)
+            self._together.restored(incident, missed, made)
             self._dirty = True
 
     def end(self, record: Record) -> None:
@@ -233,6 +237,7 @@ class Member:
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
         terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
+        state["doubts"] = self._doubts
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
         answers = self._together.answers if self._together is not None else {}
         self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
@@ -417,7 +422,12 @@ class Member:
         if not self._ready:
             self._meet(table)
         if all(self._finished(m.id, number) for m in table.members):
-            self._carrier.create(OVER, {"code": 0, "detail": "done"})
+            doubts = [self._doubts if m.id == self._me.id else self._record(m.id).get("doubts", {}) for m in table.members]
+            inexact, left_out = 0, set[str]()
+            for one in doubts:
+                inexact |= int(one.get("inexact", 0))
+                left_out.update(one.get("left_out", ()))
+            self._carrier.create(OVER, {"code": 0, "detail": "done", "inexact": inexact, "left_out": sorted(left_out)})
             return
         for at, member in enumerate(table.members):
             if self._vanished(member.id, now) and not self._finished(member.id, number):

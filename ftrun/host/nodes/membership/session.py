@@ -48,8 +48,8 @@ class Session:
     def store_up(self, host: str, port: int) -> None:
         self._orders.put(("store_up", (host, port)))
 
-    def finished(self) -> None:
-        self._orders.put(("finished", ()))
+    def finished(self, doubts: Record) -> None:
+        self._orders.put(("finished", (doubts,)))
 
     def stops(self, number: int, incident: int, why: Record) -> None:
         self._orders.put(("stops", (number, incident, why)))
@@ -60,8 +60,8 @@ class Session:
     def serves(self, port: int) -> None:
         self._orders.put(("serves", (port,)))
 
-    def restored(self, number: int, incident: int) -> None:
-        self._orders.put(("restored", (number, incident)))
+    def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
+        self._orders.put(("restored", (number, incident, missed, made)))
 
     def end(self, record: Record) -> None:
         self._orders.put(("end", (record,)))

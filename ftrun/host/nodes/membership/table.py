@@ -125,6 +125,8 @@ def root_cause(reason: Record, failures: Sequence[Record]) -> Record:
 def sentence(reason: Mapping[str, Any]) -> str:
     """Return the event and its node as a sentence for people."""
     where = f"node {reason.get('node')} ({reason.get('host')})"
+    if reason.get("kind") == "failed" and reason.get("rank") is None:
+        return f"{where}: {reason.get('cause')}"
     if reason.get("kind") == "failed":
         return f"rank {reason.get('rank')} on {where} failed: {reason.get('cause')}"
     return f"{where}: {reason.get('cause')}" if reason.get("kind") == "store" else str(reason.get("cause"))

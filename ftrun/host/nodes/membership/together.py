@@ -8,9 +8,10 @@ opened; docs/design/protocol.md proves that every rank can. When every node has 
 A fault in a repair begins the next incident, which supersedes the one before. Records, of round r and incident i:
 
 - `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it.
-- in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced], `restored` [r, i], and `memory`, the port of its memory server.
+- in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced], `restored` [r, i, missed, made], and `memory`, the port of its memory
+  server. What replacements missed, and whether one made an update, survivors on other nodes must know.
 - `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
-- `open.<r>.<i>`: every rank of every node is restored; the leader creates it.
+- `open.<r>.<i>`: every rank of every node is restored, with the largest `missed` and whether any `made`; the leader creates it.
 
 Records that say what all nodes do are created once and never changed, and follow from answers that never change: two nodes that both
 think they lead create the same. A node that is lost answers nothing; then the round breaks, and everyone starts anew (member.py).
@@ -64,9 +65,9 @@ class Together:
         """Answer that no rank of this node moves any more, that its word opened gate `last`, and which ranks (of the world) are lost."""
         self._own = {**self._own, "stopped": [self._number, incident, last, [*replaced]]}
 
-    def restored(self, incident: int) -> None:
+    def restored(self, incident: int, missed: int = 0, made: bool = False) -> None:
         """Answer that every rank of this node is restored."""
-        self._own = {**self._own, "restored": [self._number, incident]}
+        self._own = {**self._own, "restored": [self._number, incident, missed, made]}
 
     def takes_wrote(self) -> bool:
         """Has this agent written what all others wait for, since this was last asked?"""
@@ -99,9 +100,12 @@ class Together:
                 ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self._members]
                 self._carrier.create(go, {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports})
                 self._wrote = True
-        elif opened not in view and len(self._answers(view, "restored")) == len(self._members):
-            self._carrier.create(opened, {"incident": incident})
-            self._wrote = True
+        elif opened not in view:
+            answers = self._answers(view, "restored")
+            if len(answers) == len(self._members):
+                missed, made = max(answer[2] for answer in answers), any(answer[3] for answer in answers)
+                self._carrier.create(opened, {"incident": incident, "missed": missed, "made": made})
+                self._wrote = True
 
     def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
         """Return the answers of all nodes to the newest incident."""
