@@ -27,8 +27,9 @@ def all_exact(outcomes: Sequence[Outcome], wanted: Outcome, struck: Sequence[int
             assert EXACT in outcome.output, outcome.tail()
         elif "done again, " not in outcome.output:
             assert "done: " in outcome.output, outcome.tail()
-    decided = [[note["resume"] for note in outcome.notes("world-decided")] for outcome in outcomes]
-    assert all(one == decided[0] for one in decided), f"two worlds: {decided}"
+    # a node may miss the decision of a repair that the next one has superseded
+    decided = {(note["incident"], note["resume"]) for outcome in outcomes for note in outcome.notes("world-decided")}
+    assert len(decided) == len(dict(decided)), f"two worlds: {decided}"
 
 
 def test_a_rank_dies_in_its_backward(folder: Path, stock: Stock) -> None:
