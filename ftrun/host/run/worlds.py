@@ -169,7 +169,7 @@ class Worlds:
         )
         if action.fresh and action.attempt:
             self._services.fd_store.send({"op": "drop"})
-            self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = 0
+            self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = self._board[Head.MISSED] = 0
         if action.rollback:
             gates.decide(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
