@@ -33,7 +33,7 @@ OPENINGS_KEPT = 256
 
 
 class Head:
-    """Header fields: word index from the start of the file. Comments name the writer; a restart of the world clears words 16 to 18, and 20."""
+    """Header fields: word index from the start of the file. Comments name the writer. A restart of the world clears 16 to 18 and 20."""
 
     MAGIC = 0
     VERSION = 1
