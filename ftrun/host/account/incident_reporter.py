@@ -404,8 +404,9 @@ class Narrator:
         self._look_exact()
         return {"inexact": int(self.inexact), "left_out": [*left_out.reasons(self._run_dir)]}
 
-    def end(self, code: int, elsewhere: Mapping[str, Any]) -> None:
+    def end(self, code: int, elsewhere: Mapping[str, Any] | None = None) -> None:
         """Sum up the run that ended with `code`. `elsewhere`: the `doubts` of all nodes together, if there are several."""
+        elsewhere = elsewhere or {}
         self._settle(0)
         self._look_exact()
         self.inexact |= Inexact(int(elsewhere.get("inexact", 0)))
