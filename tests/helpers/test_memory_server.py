@@ -78,7 +78,7 @@ def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
 
 @pytest.mark.parametrize("secret", ["", "of another run"])
 def test_who_does_not_know_the_secret_gets_nothing(node: Node, secret: str) -> None:
-    with pytest.raises(OSError, match="closed|reset"):
+    with pytest.raises(OSError, match=r"closed|reset"):
         FarMemory(node.address, secret, 5)
 
 
