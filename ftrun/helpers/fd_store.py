@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftrun import native
 from ftrun.core import paths, shape
@@ -33,7 +33,9 @@ from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.handle import Handle, Kind
 from ftrun.core.system.procfs import kill_group
 from ftrun.helpers.cuda_import import Imported
-from ftrun.helpers.memory_server import MemoryServer
+
+if TYPE_CHECKING:
+    from ftrun.helpers.memory_server import MemoryServer
 
 _INSIST = 2.0  # seconds for which `_guard` looks for workers that have not written their pid yet
 _CLIENTS = 128  # the most connections at once: a further one closes the one that has been silent longest
@@ -119,6 +121,8 @@ class FdStore:
 
     def _serve_nodes(self, address: str, secret: str) -> None:
         """Serve the memory to other nodes, from now on to those that know `secret`; tell the launcher the port, 0 = it cannot be served."""
+        from ftrun.helpers.memory_server import MemoryServer  # one node never needs it
+
         with self._serving:
             if self._memory is not None:
                 self._memory.close()

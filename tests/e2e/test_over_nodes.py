@@ -78,6 +78,14 @@ def test_fully_sharded_over_nodes(folder: Path, sharded_stock: Stock) -> None:
 
 
 @pytest.mark.slow
+def test_a_shard_that_nobody_has_any_more_is_worth_another_try_on_every_node(folder: Path) -> None:
+    begun = over_nodes.begin(folder, ("--steps", "8", "--layout", "fsdp"), [kill(1, "update", 4)], script=sharding.SCRIPT)
+    outcomes = over_nodes.end(begun, ranks=0, timeout=sharding.SLOW)
+    assert [outcome.code for outcome in outcomes] == [75, 75], outcomes[0].tail()
+    assert "its shard of " in outcomes[1].output and "--snapshot-every" not in outcomes[1].output, outcomes[1].tail()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("nodes", [(2, 2), (2, 1, 1), (1, 3)], ids=str)
 def test_ranks_die_at_random(nodes: tuple[int, ...], seed: int, folder: Path, stock: Stock) -> None:

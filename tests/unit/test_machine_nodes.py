@@ -13,6 +13,13 @@ def node(nproc: int = 2, **options: object) -> Driver:
     return Driver(nproc, 1, shared=True, **options).up()
 
 
+def stopped_by_another(run: Driver) -> tuple[ev.Action, ...]:
+    """Another node stops the world, and both ranks of this one stop; the last answer."""
+    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
+    run.close(4)
+    return run.answer("stopped")
+
+
 def test_the_node_of_a_dead_rank_tells_when_the_others_of_it_have_stopped() -> None:
     run = node()
     assert "CloseGate" in kinds(run.kill(run.holder(0)))
@@ -111,9 +118,7 @@ def test_a_second_death_in_the_repair_begins_the_next_one(stage: str | None) -> 
 @pytest.mark.parametrize("stage", ["ready", "reset", "restored"])
 def test_a_repair_that_waits_for_ranks_of_another_node_is_not_given_up(stage: str) -> None:
     run = node()
-    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
-    run.close(4)
-    run.answer("stopped")
+    stopped_by_another(run)
     run.send(ev.WorldDecided(0.0, 2, 5))
     run.answer(stage)
     assert run.stall() == () and run.at(RunPhase.REPAIRING)
@@ -133,9 +138,7 @@ def test_a_replacement_that_hangs_after_it_met_the_others_is_given_up() -> None:
 def test_a_death_after_the_decision_was_asked_for_begins_the_next_one() -> None:
     """The other nodes must know which ranks are lost: they may be about to copy from one."""
     run = node()
-    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
-    run.close(4)
-    run.answer("stopped")
+    stopped_by_another(run)
     worker = run.holder(1)
     run.send(ev.Dying(0.0, worker))
     assert run.send(ev.WorldDecided(0.0, 2, 5)) == (ev.DecideGate(2, 5),), "its exit code says what to do"

@@ -19,6 +19,13 @@ class SumRow(NamedTuple):
     python: int
 
 
+def sum_row(cell: Cell, number: int) -> SumRow | None:
+    """Return the checksums that a rank made for gate `number`; None if it made none."""
+    if not cell[F.REPLICAS] or sum_of(cell[F.SUM_AT])[0] != number:
+        return None
+    return SumRow(cell.rank or 0, cell[F.REPLICAS], cell[F.SUM], cell[F.PYTHON_SUM])
+
+
 def name_of(ranks: Collection[int]) -> int:
     """Return a word that names a set of ranks which hold the same, with their number in its upper half; 0 is no such word."""
     return len(ranks) << 32 | zlib.crc32(str(sorted(ranks)).encode())

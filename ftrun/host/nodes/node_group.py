@@ -150,11 +150,10 @@ class Peers:
         """Return the present world over all of its nodes, None if it is on this one alone."""
         if self._table is None or self.place.nodes < 2:
             return None
-        firsts = tuple(self._table.place(member.id).first_rank for member in self._table.members)
         addresses, ports = tuple(m.addr for m in self._table.members), tuple(map(int, self._decision.get("memories", ())))
         return AllNodes(
             size=self.place.world_size,
-            firsts=firsts,
+            firsts=self._table.firsts(),
             node=self.place.node,
             addresses=addresses,
             meeting=f"{self.stamp}/{self._incident}",

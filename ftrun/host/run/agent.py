@@ -90,7 +90,7 @@ class Agent:
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
         self._devices = DeviceWatch(context, services, self._pool, lambda: self._state, nodes.global_rank)
-        self._detectors = Detectors(context, self._pool, lambda: nodes.span() is not None)
+        self._detectors = Detectors(context, self._pool, lambda: nodes.place is not None and nodes.place.nodes > 1)
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
         self._faults = FaultDesk(context, self._pool, self._devices.on_message)
@@ -173,9 +173,10 @@ class Agent:
             except IllegalEvent as error:
                 self._journal.note("illegal", event=event.to_json(), error=str(error))
                 continue
-            last = event.resume - 1 if isinstance(event, ev.WorldDecided) else getattr(event, "last", None)
-            if last is not None and isinstance(event, ev.WorldDecided if self._config.shared else ev.GateClosed):
-                self._later.append(lambda last=last: self._narrator.closed(last))  # type: ignore[misc]
+            if isinstance(event, ev.WorldDecided):
+                self._later.append(lambda last=event.resume - 1: self._narrator.closed(last))  # type: ignore[misc]
+            elif isinstance(event, ev.GateClosed) and not self._config.shared:
+                self._later.append(lambda last=event.last: self._narrator.closed(last))  # type: ignore[misc]
             self._nodes.saw(event, actions, rank)
             for action in actions:
                 self._do(action)

@@ -66,10 +66,6 @@ class Meeting(Store):
         """Wait for the values of `keys` as `get` does. `timeout` is ignored."""
         self.multi_get(keys)
 
-    def check(self, keys: list[str]) -> bool:
-        """Are all of `keys` there? Does not wait."""
-        return all(self.read(key) is not None for key in keys)
-
     def forget_earlier(self) -> None:
         """Forget earlier meetings of this group, once every member came to this one."""
 

@@ -441,8 +441,10 @@ class Restorer:
         if not written:
             return
         arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
-        others = [Arena(one) for one in arenas if one is not None] + [replica.arena] * self._memories.is_far(replica.rank)
-        sums = [one.zone_checksum(written, self.state.manifest) for one in others]
+        holding = [Arena(one) for one in arenas if one is not None]
+        if self._memories.is_far(replica.rank):
+            holding.append(replica.arena)
+        sums = [one.zone_checksum(written, self.state.manifest) for one in holding]
         if len(set(sums)) > 1 or (len(sums) < 2 and not (saved is not None and self._are_written_alike(written, saved, after))):
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, written)
         self.state.copy_buffers(written, replica.arena)

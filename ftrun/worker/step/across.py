@@ -15,16 +15,18 @@ import itertools
 
 import torch
 
+from ftrun.core.amounts import count
 from ftrun.core.errors import UsageError
-from ftrun.core.shared.board import Busy, F, sum_of
-from ftrun.core.shared.replicas import SumRow
+from ftrun.core.shared.board import Busy, F
+from ftrun.core.shared.replicas import SumRow, sum_row
 from ftrun.worker.comm import among_nodes
 from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.link.observer import Observers
 from ftrun.worker.link.run_link import Context
+from ftrun.worker.step.same_gate import KINDS, WORDS, not_together
 
-_KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
-_KIND_BITS = int(_KINDS).bit_length()
+_KIND_BITS = int(KINDS).bit_length()
+_NOTHING = SumRow(-1, 0, 0, 0)
 _SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's number has one
 
 
@@ -35,16 +37,17 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
         UsageError: If another node is at another gate, or at another kind of gate.
         Exception: Whatever an observer raises.
     """
-    mine = [_row(cell.words()) if sum_of(cell[F.SUM_AT])[0] == number else _NOTHING for cell in context.cells()]
-    place = number << _KIND_BITS | context.cell[F.BUSY] & _KINDS
-    found = among_nodes.greatest(nodes, [place, -place, int(any(row[0] for row in mine))])
+    mine = [sum_row(cell, number) for cell in context.cells()]
+    place = number << _KIND_BITS | context.cell[F.BUSY] & KINDS
+    found = among_nodes.greatest(nodes, [place, -place, int(any(mine))])
     if found is None:
         return False
     furthest, last, some = found[0], -found[1], found[2]
     if furthest != last:
-        where = ", ".join(f"one is {_words(one)}" for one in (last, furthest))
-        rule = "every rank makes the same steps and the same job.call"
-        raise UsageError(f"the nodes are not at the same place of the script: {where}; {rule}")
+        kinds = [Busy(at & KINDS) for at in (last, furthest)]
+        ahead = (furthest >> _KIND_BITS) - (last >> _KIND_BITS)
+        where = ", ".join(f"one {WORDS[kind]}" for kind in kinds) if kinds[0] is not kinds[1] else f"one is {count(ahead, 'gate')} ahead"
+        raise UsageError(not_together("nodes", where))
     if some:
         rows = _gathered(context, nodes, mine)
         if rows is None:
@@ -53,33 +56,20 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
     return True
 
 
-def _words(place: int) -> str:
-    if place & Busy.AT_CALL_END:
-        return "at the end of a job.call between two loops"
-    return "at the end of the loop" if place & Busy.AT_LOOP_END else "in a step"
-
-
-_NOTHING = (0, 0, 0)
-
-
-def _row(words: memoryview) -> tuple[int, int, int]:
-    return words[F.REPLICAS], words[F.SUM], words[F.PYTHON_SUM]
-
-
-def _gathered(context: Context, nodes: SwapGroup, mine: list[tuple[int, int, int]]) -> list[SumRow] | None:
+def _gathered(context: Context, nodes: SwapGroup, mine: list[SumRow | None]) -> list[SumRow] | None:
     """Return the checksums of all ranks that made one; None: the world was stopped."""
     world = context.world
     assert world is not None and world.span is not None
     firsts = (*world.span.firsts, world.span.size)
     counts = [after - first for first, after in itertools.pairwise(firsts)]
-    padded = [*mine, *[_NOTHING] * (max(counts) - len(mine))]
-    numbers = torch.tensor([[word - _SIGN for word in row] for row in padded], dtype=torch.int64, device="cpu")
+    padded = [row or _NOTHING for row in mine] + [_NOTHING] * (max(counts) - len(mine))
+    numbers = torch.tensor([[word - _SIGN for word in row[1:]] for row in padded], dtype=torch.int64, device="cpu")
     found = among_nodes.gathered(nodes, numbers)
     if found is None:
         return None
     rows = []
-    for first, count, those in zip(firsts, counts, found.tolist(), strict=False):
-        for rank, row in enumerate(those[:count], first):
+    for first, size, those in zip(firsts, counts, found.tolist(), strict=False):
+        for rank, row in enumerate(those[:size], first):
             replicas, value, python = (word + _SIGN for word in row)
             if replicas:
                 rows.append(SumRow(rank, replicas, value, python))

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftrun import native
 from ftrun.core.shared.board import Cell, F, Head, Inexact, sum_of, sum_word
-from ftrun.core.shared.replicas import SumRow, corrupt, name_of, size_of
+from ftrun.core.shared.replicas import SumRow, corrupt, name_of, size_of, sum_row
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena, Entry
@@ -21,7 +21,6 @@ from ftrun.worker.repair.handover import fetch
 from ftrun.worker.state.protected_state import ProtectedState
 
 REPLICAS_EVERY = 100  # steps between two comparisons, unless a person chooses otherwise: every rank must know which
-_WHAT, _HYPERPARAMETER = "weights or optimizer state", "a hyperparameter of the optimizer"
 _FIRST_CHECKS = 2  # gates at the start of a run, where ranks that are no replicas should differ
 
 
@@ -88,36 +87,26 @@ class ReplicaCheck(StepObserver):
             if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
                 return False
         self._agreed = number
-        # on the board, before the gate opens: the others need it to judge later, even if this rank dies
-        if self._context.world is not None and self._context.world.span is None:  # else `sums_gathered` compares all nodes
-            self._context.board[Head.EQUAL] = bool(groups) and all(len({c[F.SUM] for c in cells}) == 1 for cells in groups.values())
-        for cells in groups.values():
-            if len({(c[F.SUM], c[F.PYTHON_SUM]) for c in cells}) > 1:
-                self._differ(number, cells)
+        world = self._context.world
+        if world is None or world.span is None:  # else the nodes compare all of their ranks: `sums_gathered`
+            self.sums_gathered(number, [row for cell in self._context.cells() if (row := sum_row(cell, number))])
         return True
 
     def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
-        """Compare the replicas of several nodes, before this rank opens the gate. No majority of nodes tells which of them is wrong."""
+        """Compare the checksums of all ranks of the world, before this rank opens the gate."""
         groups: dict[int, list[SumRow]] = {}
         for row in rows:
             groups.setdefault(row.replicas, []).append(row)
         whole = bool(groups) and all(len(those) == size_of(replicas) for replicas, those in groups.items())
+        # on the board, before the gate opens: the others need it to judge later, even if this rank dies
         self._context.board[Head.EQUAL] = whole and all(len({row.sum for row in those}) == 1 for those in groups.values())
-        for those in groups.values():
-            other = next((row for row in those if row[2:] != those[0][2:]), None)
+        for one, *others in groups.values():
+            other = next((row for row in others if (row.sum, row.python) != (one.sum, one.python)), None)
             if other is not None:
-                weights = those[0].sum != other.sum
-                self._tell(number, those[0].rank, other.rank, _WHAT if weights else _HYPERPARAMETER)
+                self._differ(number, one, other)
 
-    def _differ(self, number: int, cells: list[Cell]) -> None:
-        """Report ranks of this node that should hold the same and do not, where no majority tells which is wrong."""
-        one, *others = cells
-        other = next(c for c in others if (c[F.SUM], c[F.PYTHON_SUM]) != (one[F.SUM], one[F.PYTHON_SUM]))
-        weights = one[F.SUM] != other[F.SUM]
-        what = self._first_difference(one, other) if weights and not self._told else _HYPERPARAMETER
-        self._tell(number, one.rank or 0, other.rank or 0, what)
-
-    def _tell(self, number: int, one: int, other: int, what: str) -> None:
+    def _differ(self, number: int, one: SumRow, other: SumRow) -> None:
+        """Report two ranks that should hold the same and do not, where no majority tells which is wrong."""
         by_word = self._state.holders.rest_on_word
         self._context.note_inexact(Inexact.REPLICAS_DIFFER)
         if not self._context.board[Head.DIFFER]:
@@ -125,23 +114,24 @@ class ReplicaCheck(StepObserver):
         if self._told:
             return
         self._told = True
+        what = self._first_difference(one.rank, other.rank) if one.sum != other.sum else "a hyperparameter of the optimizer"
         void = "; protect(replicas=...) is void: no rank gets the values of another one" if by_word else ""
         print(
             f"ftrun: ranks that should hold the same differ at the gate of step {self._context.position.index_of(number)}: "
-            f"{what} of rank {one} and rank {other}; the result is not known to be that of an uninterrupted run{void}",
+            f"{what} of rank {one.rank} and rank {other.rank}; the result is not known to be that of an uninterrupted run{void}",
             file=sys.stderr,
             flush=True,
         )
 
-    def _first_difference(self, one: Cell, other: Cell) -> str:
+    def _first_difference(self, one: int, other: int) -> str:
         """Return the name of a tensor that differs between two ranks, if this rank can compare their arenas."""
-        found = [fetch(self._context, c.rank, "arena") for c in (one, other) if c.rank is not None]
+        found = [fetch(self._context, rank, "arena") for rank in (one, other)]
         arenas = [Arena(segment) for segment in found if segment is not None]
-        for entry in self._entries() if len(arenas) == 2 and one.rank in self._ranks else ():
+        for entry in self._entries() if len(arenas) == 2 and one in self._ranks else ():
             places = [arena.segment.address + entry.offset for arena in arenas]
             if not entry.on_gpu and len({native.checksum(place, entry.block) for place in places}) == 2:
                 return entry.name
-        return _WHAT
+        return "weights or optimizer state"
 
     def replaced(self) -> None:
         """Note a doubt if the predecessor was corrupt: nobody knows what it spoilt before."""

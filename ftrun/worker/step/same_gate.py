@@ -13,8 +13,8 @@ from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
 
 _TOGETHER = 0.3  # seconds that the other ranks get to follow the first one, so that the message names them all
-_KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
-_WORDS = {
+KINDS = Busy.AT_LOOP_END | Busy.AT_CALL_END
+WORDS = {
     0: "in a step",
     Busy.AT_LOOP_END: "at the end of the loop",
     Busy.AT_CALL_END: "at the end of a job.call between two loops",
@@ -35,7 +35,7 @@ class SameGate(StepObserver):
             UsageError: If one stays there.
         """
         context = self._context
-        here = context.cell[F.BUSY] & _KINDS
+        here = context.cell[F.BUSY] & KINDS
         if not here:
             return
         ahead = [cell.rank or 0 for cell in context.cells() if _body_of(cell) >= number]
@@ -45,13 +45,13 @@ class SameGate(StepObserver):
 
     def may_open(self, number: int) -> bool:
         """Raises UsageError, on each rank that would open the gate, if the ranks' gates differ in kind."""
-        if len({words[F.BUSY] & _KINDS for words in self._context.words_of_ranks}) < 2:
+        if len({words[F.BUSY] & KINDS for words in self._context.words_of_ranks}) < 2:
             return True
         if not self._is_shut(number):
             return False  # another rank has opened it, and the first ones went on
         found: dict[int, list[int]] = {}
         for cell in self._context.cells():
-            found.setdefault(cell[F.BUSY] & _KINDS, []).append(cell.rank or 0)
+            found.setdefault(cell[F.BUSY] & KINDS, []).append(cell.rank or 0)
         raise UsageError(_sentence(found))
 
     def _is_shut(self, number: int) -> bool:
@@ -66,5 +66,9 @@ def _body_of(cell: Cell) -> int:
 
 
 def _sentence(found: Mapping[int, Sequence[int]]) -> str:
-    where = ", ".join(f"{ranks(those)} {_WORDS[Busy(kind)]}" for kind, those in found.items())
-    return f"the ranks are not at the same place of the script: {where}; every rank makes the same steps and the same job.call"
+    return not_together("ranks", ", ".join(f"{ranks(those)} {WORDS[Busy(kind)]}" for kind, those in found.items()))
+
+
+def not_together(what: str, where: str) -> str:
+    """Word the error of ranks or nodes (`what`) that are at different gates."""
+    return f"the {what} are not at the same place of the script: {where}; every rank makes the same steps and the same job.call"

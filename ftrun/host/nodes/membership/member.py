@@ -23,7 +23,7 @@ from typing import Any
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
-from ftrun.host.nodes.membership.table import RoundTable, natural, over_after, root_cause
+from ftrun.host.nodes.membership.table import RoundTable, all_doubts, natural, over_after, root_cause
 from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.messages import VERSION
 
@@ -423,11 +423,7 @@ class Member:
             self._meet(table)
         if all(self._finished(m.id, number) for m in table.members):
             doubts = [self._doubts if m.id == self._me.id else self._record(m.id).get("doubts", {}) for m in table.members]
-            inexact, left_out = 0, set[str]()
-            for one in doubts:
-                inexact |= int(one.get("inexact", 0))
-                left_out.update(one.get("left_out", ()))
-            self._carrier.create(OVER, {"code": 0, "detail": "done", "inexact": inexact, "left_out": sorted(left_out)})
+            self._carrier.create(OVER, {"code": 0, "detail": "done", **all_doubts(doubts)})
             return
         for at, member in enumerate(table.members):
             if self._vanished(member.id, now) and not self._finished(member.id, number):
@@ -435,10 +431,8 @@ class Member:
                 cause = f"node {at} ({member.host}) {how}"
                 self._break(number, {"kind": "vanished", "node": at, "host": member.host, "cause": cause})
                 return
-        if self._together is not None:
-            self._together.look(self._view)
-            if self._together.takes_wrote():
-                self._ring()
+        if self._together is not None and self._together.look(self._view):
+            self._ring()
         self._look_for_more(table, now)
 
     def _meet(self, table: RoundTable) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED
@@ -69,9 +70,12 @@ class RoundTable:
         at = self.index(who)
         if at is None:
             raise ValueError(f"{who} is not in round {self.round}")
-        first = sum(m.nproc for m in self.members[:at])
         world = sum(m.nproc for m in self.members)
-        return NodePlace(self.round, at, len(self.members), first, world, self.restarts)
+        return NodePlace(self.round, at, len(self.members), self.firsts()[at], world, self.restarts)
+
+    def firsts(self) -> tuple[int, ...]:
+        """Return the first rank of each node."""
+        return tuple(accumulate((m.nproc for m in self.members[:-1]), initial=0))
 
     def stamp(self) -> str:
         """Return a name that each node computes alike, and that no other round of any run has: an agent makes its `id` anew each time."""
@@ -130,6 +134,15 @@ def sentence(reason: Mapping[str, Any]) -> str:
     if reason.get("kind") == "failed":
         return f"rank {reason.get('rank')} on {where} failed: {reason.get('cause')}"
     return f"{where}: {reason.get('cause')}" if reason.get("kind") == "store" else str(reason.get("cause"))
+
+
+def all_doubts(each: Iterable[Record]) -> Record:
+    """Return why the result of some node may not be called exact: the flags of all, and the names of what is not kept."""
+    inexact, left_out = 0, set[str]()
+    for one in each:
+        inexact |= int(one.get("inexact", 0))
+        left_out.update(one.get("left_out", ()))
+    return {"inexact": inexact, "left_out": sorted(left_out)}
 
 
 def over_after(reason: Mapping[str, Any], allowed: int) -> Record:

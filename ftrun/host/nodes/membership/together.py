@@ -42,14 +42,12 @@ class Together:
         self._told = told
         self._newest = 0  # incident that this agent has heard of
         self._stage = 0  # of that incident
-        self._began = False  # this agent has begun one
-        self._wrote = False  # since `takes_wrote` was asked
         self._own: Record = {}  # this agent's answers, as its record has them
 
     @property
     def busy(self) -> bool:
-        """Is an incident going on that this agent has heard of or begun?"""
-        return self._stage < RESTORED and (self._newest > 0 or self._began)
+        """Is an incident going on that this agent has heard of?"""
+        return self._newest > 0 and self._stage < RESTORED
 
     @property
     def answers(self) -> Record:
@@ -58,7 +56,6 @@ class Together:
 
     def stops(self, incident: int, why: Record) -> None:
         """Begin an incident, unless another node has."""
-        self._began = True
         self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
 
     def stopped(self, incident: int, last: int, replaced: Sequence[int] = ()) -> None:
@@ -69,28 +66,24 @@ class Together:
         """Answer that every rank of this node is restored."""
         self._own = {**self._own, "restored": [self._number, incident, missed, made]}
 
-    def takes_wrote(self) -> bool:
-        """Has this agent written what all others wait for, since this was last asked?"""
-        wrote, self._wrote = self._wrote, False
-        return wrote
-
-    def look(self, view: Mapping[str, Record]) -> None:
-        """Do what is due, and tell what is new."""
+    def look(self, view: Mapping[str, Record]) -> bool:
+        """Do what is due, and tell what is new. Return True if this agent wrote what all others wait for."""
         while (stop := view.get(self._name("stop", self._newest + 1))) is not None:
             self._newest, self._stage = self._newest + 1, BEGUN
             if self._name("stop", self._newest + 1) not in view:
                 self._told("stops", stop)
         if not self._newest:
-            return
-        if self._members[0] == self._me:
-            self._lead(view)
+            return False
+        wrote = self._members[0] == self._me and self._lead(view)
         for stage, kind in ((DECIDED, "go"), (RESTORED, "open")):
             record = view.get(self._name(kind, self._newest))
             if record is not None and self._stage < stage:
                 self._stage = stage
                 self._told("decided" if kind == "go" else "restored", record)
+        return wrote
 
-    def _lead(self, view: Mapping[str, Record]) -> None:
+    def _lead(self, view: Mapping[str, Record]) -> bool:
+        """Decide, or let all gates open, once every node has answered. Return True if this did."""
         incident = self._newest
         go, opened = self._name("go", incident), self._name("open", incident)
         if go not in view:
@@ -99,13 +92,14 @@ class Together:
                 resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
                 ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self._members]
                 self._carrier.create(go, {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports})
-                self._wrote = True
+                return True
         elif opened not in view:
             answers = self._answers(view, "restored")
             if len(answers) == len(self._members):
                 missed, made = max(answer[2] for answer in answers), any(answer[3] for answer in answers)
                 self._carrier.create(opened, {"incident": incident, "missed": missed, "made": made})
-                self._wrote = True
+                return True
+        return False
 
     def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
         """Return the answers of all nodes to the newest incident."""

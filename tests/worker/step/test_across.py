@@ -1,0 +1,91 @@
+"""What a node does with what the other nodes say at a gate: a real board, and another node's numbers in place of the all-reduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftrun.core.errors import UsageError
+from ftrun.core.shared.board import Board, Busy, F, sum_word
+from ftrun.core.shared.replicas import SumRow, name_of
+from ftrun.core.shared.world import AllNodes, Place, World
+from ftrun.worker.link.observer import Observers, StepObserver
+from ftrun.worker.link.run_link import Context
+from ftrun.worker.step import across
+
+NODES: Any = None  # the group that nobody asks here
+STEP, LOOP_END = 0, int(Busy.AT_LOOP_END)
+SIGN = 1 << 63
+
+
+class Hears(StepObserver):
+    rows: list[SumRow] | None = None
+
+    def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
+        self.rows = rows
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    """Rank 0 of a world of three ranks on two nodes: two here, one there."""
+    board = Board.create(tmp_path / "board", 2)
+    here = Context(tmp_path, 0)
+    for rank in (0, 1):
+        board.cell(rank)[F.RANK] = rank + 1
+    span = AllNodes(3, (0, 2), 0, ("127.0.0.1", "127.0.0.1"), "round/0")
+    here.world = World(1, 0, (Place(0, 0, 0), Place(1, 1, 1)), "", 0, span=span)
+    return here
+
+
+def at(monkeypatch: pytest.MonkeyPatch, number: int, kind: int = STEP, some: int = 0) -> None:
+    """The other node stands at this gate."""
+    place = number << across._KIND_BITS | kind
+    theirs = [place, -place, some]
+    monkeypatch.setattr(across.among_nodes, "greatest", lambda _, mine: list(map(max, mine, theirs)))
+
+
+def test_nodes_at_one_gate_go_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, 7)
+    assert across.all_here(context, NODES, Observers(), 7)
+
+
+def test_a_stop_meanwhile(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across.among_nodes, "greatest", lambda *_: None)
+    assert not across.all_here(context, NODES, Observers(), 7)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (9, STEP, "one is 2 gates ahead"),
+        (6, STEP, "one is 1 gate ahead"),
+        (7, LOOP_END, "one in a step, one at the end of the loop"),
+    ],
+)
+def test_nodes_at_different_gates(
+    context: Context, monkeypatch: pytest.MonkeyPatch, number: int, kind: int, words: str
+) -> None:
+    at(monkeypatch, number, kind)
+    with pytest.raises(UsageError, match=f"the nodes are not at the same place of the script: {words}; every rank makes the same steps"):
+        across.all_here(context, NODES, Observers(), 7)
+
+
+def test_checksums_of_all_ranks_by_their_ranks(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 made none for this gate; sums use all 64 bits."""
+    cell, replicas = context.board.cell(0), name_of([0, 2])
+    cell[F.REPLICAS], cell[F.SUM], cell[F.PYTHON_SUM], cell[F.SUM_AT] = replicas, 2**64 - 1, 5, sum_word(7, trusted=False)
+    context.board.cell(1)[F.SUM_AT] = sum_word(6, trusted=False)
+    at(monkeypatch, 7, some=1)
+
+    def gathered(_: Any, mine: torch.Tensor) -> torch.Tensor:
+        theirs = torch.tensor([[word - SIGN for word in row] for row in ((replicas, 3, 5), (0, 0, 0))])
+        return torch.stack([mine, theirs])
+
+    monkeypatch.setattr(across.among_nodes, "gathered", gathered)
+    hears, observers = Hears(), Observers()
+    observers.add(hears)
+    assert across.all_here(context, NODES, observers, 7)
+    assert hears.rows == [SumRow(0, replicas, 2**64 - 1, 5), SumRow(2, replicas, 3, 5)]
