@@ -30,7 +30,8 @@ def begin(
 ) -> list[Running]:
     """Start a run whose nodes have so many ranks each; every node has a folder of its own below `folder`.
 
-    `lan`: the machines to start them on, else this one. `backend`: the options of the rendezvous, else a shared folder.
+    `lan`: the machines to start them on, else this one. `backend`: the options of the rendezvous, with {node} for a node's
+    number, else a shared folder.
     """
     meeting = folder / "meeting"
     meeting.mkdir(mode=0o700, parents=True)
@@ -39,7 +40,7 @@ def begin(
     begun = []
     for number, ranks in enumerate(nodes):
         own, address = folder / f"node{number}", "127.0.0.1" if lan is None else lan.address(number)
-        told = (*together, "--local-addr", address)
+        told = (*(word.replace("{node}", str(number)) for word in together), "--local-addr", address)
         command = script_command(own, script, ["--out", str(folder / "out"), *arguments], faults, ranks=ranks, options=told)
         begun.append(start(own, command if lan is None else lan.command(number, command)))
     return begun

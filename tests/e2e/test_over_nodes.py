@@ -12,6 +12,7 @@ from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, kill
+from tests.host.nodes.etcds import RealEtcd, needs_etcd
 
 EXACT = "bit-identical to an uninterrupted run: yes"
 STEPS = ("--steps", "12")
@@ -143,6 +144,26 @@ def test_over_a_network_of_their_own(backend: str, folder: Path, stock: Stock) -
             killer.pause(0.2, 0.8)
             killer.kill()
         all_exact(over_nodes.end(begun), stock(*steps))
+
+
+@pytest.mark.slow
+@needs_etcd
+def test_nodes_that_meet_in_an_etcd(folder: Path, stock: Stock) -> None:
+    (folder / "etcd").mkdir()
+    engine = RealEtcd(folder / "etcd")
+    try:
+        meet = ("--rdzv-backend", "etcd", "--rdzv-endpoint", engine.endpoint)
+        begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 6), kill(1, "update", 8)], backend=meet)
+        all_exact(over_nodes.end(begun), stock(*STEPS), struck=[0, 1])
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_nodes_with_given_ranks(folder: Path, stock: Stock) -> None:
+    meet = ("--master-addr", "127.0.0.1", "--master-port", str(harness.free_port()), "--node-rank", "{node}")
+    begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 6), kill(1, "update", 8)], backend=meet)
+    all_exact(over_nodes.end(begun), stock(*STEPS), struck=[0, 1])
 
 
 @pytest.mark.slow
