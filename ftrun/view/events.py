@@ -170,6 +170,12 @@ class _Sentences:
             yield f"{who} {_CAME_TO[kind]}"
         elif kind == "GateClosed":
             yield f"gate closed after step {event['last']}, generation {event['generation']}"
+        elif kind == "WorldStops":
+            yield f"stops with another node: {event['cause']}"
+        elif kind == "WorldDecided":
+            yield f"all nodes go on with step {event['resume']}, generation {event['generation']}"
+        elif kind == "WorldRestored":
+            yield f"every rank of every node is restored, generation {event['generation']}"
         elif kind == "Expired":
             return  # an expired deadline is news only to the controller
         else:
