@@ -13,11 +13,13 @@ from tests.e2e import harness
 MOST = 200  # calls of a step with up to FEW collectives
 FEW, EACH = 4, 12  # collectives, and calls for each further one
 RANKS = 2
-# what is there as often as a step needs to be looked at every 20 ms, as often as a rank is woken at its gate, and where it opens it
+# Calls that depend on how long something takes: a look every 20 ms, a rank that is woken at its gate or opens it, and the end of a
+# collective, which is the backend's thread's, or this one's where it had ended already.
 BY_TIME = (
     "worker/step/stop_hooks.py:look", "core/traced_away.py:", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/board.py:",
     "worker/step/same_gate.py:", "worker/step/replica_check.py:may_open", "worker/link/observer.py:tell",
     "worker/link/run_link.py:stop_pending", "worker/link/run_link.py:cut_short",
+    "worker/comm/work.py:_ended", "worker/comm/work.py:complete", "worker/comm/process_group.py:ended", "worker/comm/on_board.py:left",
 )  # fmt: skip
 
 

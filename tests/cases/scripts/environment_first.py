@@ -32,4 +32,5 @@ leave(
     jit=torch.jit._state._enabled.enabled,
     logs=logging.getLogger("torch._dynamo").getEffectiveLevel(),
 )
+dist.barrier()  # Gloo fails a rank that still connects when its peer has left
 dist.destroy_process_group()
