@@ -236,6 +236,8 @@ def _nodes(values: Values) -> Nodes:
         master_port=(values["master-port"] or 0) if values["rdzv-backend"] == "static" else 0,
         local_addr=values["local-addr"] or "",
         standalone=values["standalone"],
+        spares=values["spare-nodes"],
+        max_replacements=values["max-node-replacements"] if values["node-loss"] == "repair" else 0,
     )
     if nodes.standalone:
         if least > 1:
@@ -252,6 +254,8 @@ def _check_nodes(nodes: Nodes, max_restarts: int) -> None:
         checks.endpoint("--rdzv-endpoint", nodes.endpoint)
     if nodes.rank is not None and nodes.backend == "static" and nodes.rank >= nodes.most:
         raise UsageError(f"--node-rank must be below the number of nodes ({nodes.most}), not {nodes.rank}")
+    if nodes.most == 1 and nodes.spares:
+        raise UsageError("--spare-nodes is for a run on several nodes; on one node --spares keeps warm workers")
     if nodes.most == 1:
         return
     if nodes.backend == "static" and nodes.least == nodes.most and nodes.rank is None:

@@ -375,6 +375,14 @@ class WorldStops(Event):
 
 
 @dataclass(frozen=True)
+class Seated(Event):
+    """This node, a spare one so far, takes the place of a node that was lost, in the repair `incident` of its world."""
+
+    t: float
+    incident: int = 0
+
+
+@dataclass(frozen=True)
 class WorldDecided(Event):
     """Every node has stopped for `generation`, and all go on with gate number `resume`."""
 

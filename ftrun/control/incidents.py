@@ -13,7 +13,17 @@ from ftrun.control.device import state as devices
 from ftrun.control.events import Action, CloseGate, Deadline, Died, Fence, OpenGate, Publish, Say, Spawn
 from ftrun.control.phases import INCIDENT, RunPhase
 from ftrun.control.responses import Response
-from ftrun.control.states import STAGES, Config, IllegalEvent, Result, State, WorkerStage, WorkerState, with_item
+from ftrun.control.states import (
+    NOWHERE,
+    STAGES,
+    Config,
+    IllegalEvent,
+    Result,
+    State,
+    WorkerStage,
+    WorkerState,
+    with_item,
+)
 from ftrun.core.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_STALLED
 from ftrun.core.faults import Fault
 
@@ -159,6 +169,21 @@ def world_stops(config: Config, state: State, event: events.WorldStops) -> Resul
         return restarts.peer_failed(config, state, events.PeerFailed(event.t, event.cause))
     state, orders = stop(config, state)
     return state, (Say("peer_stops", detail=event.cause), *orders)
+
+
+def seated(config: Config, state: State, event: events.Seated) -> Result:
+    """Take the place of a lost node: each of its ranks is replaced, and nothing of them is on this node."""
+    state = replace(
+        state,
+        holder=(None,) * config.nproc,
+        lost=(NOWHERE,) * config.nproc,
+        protected=(True,) * config.nproc,
+        stepped=True,
+        store_ready=True,
+        attempt_since=event.t,
+    )
+    state, orders = stop(config, state)
+    return state, (Say("seated"), *orders)
 
 
 def world_decided(config: Config, state: State, event: events.WorldDecided) -> Result:

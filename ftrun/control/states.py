@@ -15,6 +15,8 @@ from ftrun.control.phases import CLEANING, RESETTING, RESTORING, RESUMING, RunPh
 from ftrun.control.policy import Overrides
 from ftrun.core.errors import FtrunError
 
+NOWHERE = -1  # in place of a cell: the incarnation that died was on another node
+
 
 class IllegalEvent(FtrunError):
     """An event that cannot happen in this state: a defect of the agent. The state did not change."""
@@ -101,7 +103,8 @@ class State:
     """Everything the controller remembers.
 
     `holder[r]`: the worker of rank r, None while it waits for a new one. `lost[r]`: the dead incarnation whose
-    memory holds rank r's state, None when the holder itself has it. `failures`: (what failed, generation) once each.
+    memory holds rank r's state (NOWHERE: it was on another node), None when the holder itself has it.
+    `failures`: (what failed, generation) once each.
     """
 
     phase: RunPhase

@@ -172,6 +172,8 @@ class _Sentences:
             yield f"gate closed after step {event['last']}, generation {event['generation']}"
         elif kind == "WorldStops":
             yield f"stops with another node: {event['cause']}"
+        elif kind == "Seated":
+            yield "this spare node takes a lost one's place"
         elif kind == "WorldDecided":
             yield f"all nodes go on with step {event['resume']}, generation {event['generation']}"
         elif kind == "WorldRestored":

@@ -27,18 +27,23 @@ def begin(
     options: Sequence[str] = (),
     lan: Lan | None = None,
     backend: Sequence[str] = (),
+    spares: Sequence[int] = (),
 ) -> list[Running]:
     """Start a run whose nodes have so many ranks each; every node has a folder of its own below `folder`.
 
     `lan`: the machines to start them on, else this one. `backend`: the options of the rendezvous, with {node} for a node's
-    number, else a shared folder.
+    number, else a shared folder. `spares`: the ranks of spare nodes, which come when the others are in the loop.
     """
     meeting = folder / "meeting"
     meeting.mkdir(mode=0o700, parents=True)
     together = ["--nnodes", str(len(nodes)), *(backend or ("--rdzv-backend", "file", "--rdzv-endpoint", str(meeting)))]
     together += ["--rdzv-id", "many", "--max-replacements", "50", *options]
-    begun = []
-    for number, ranks in enumerate(nodes):
+    if spares:
+        together += ["--spare-nodes", str(len(spares))]
+    begun: list[Running] = []
+    for number, ranks in enumerate((*nodes, *spares)):
+        if number == len(nodes):
+            Killer(begun, 0).wait_for_all(sum(nodes))
         own, address = folder / f"node{number}", "127.0.0.1" if lan is None else lan.address(number)
         told = (*(word.replace("{node}", str(number)) for word in together), "--local-addr", address)
         command = script_command(own, script, ["--out", str(folder / "out"), *arguments], faults, ranks=ranks, options=told)

@@ -28,7 +28,8 @@ class AllNodes:
 
     `node`: this node's index; `addresses`: where the others reach each node; `ports`: where each node serves its memory to those that
     know `secret`, 0 = nowhere. `meeting`: a part of the keys in the store that is equal on every node, and unique. `replaced`: the ranks
-    of all nodes whose worker is new.
+    of all nodes whose worker is new. `mirrored`: each node keeps the slots of the ranks of the one before it, since a spare node may take
+    that one's place.
     """
 
     size: int
@@ -39,10 +40,18 @@ class AllNodes:
     ports: tuple[int, ...] = ()
     secret: str = field(default="", repr=False)
     replaced: tuple[int, ...] = ()
+    mirrored: bool = False
+
+    def mirror_of(self, rank: int) -> tuple[str, int] | None:
+        """Return host and port of the node that keeps the slots of `rank`, beside its own node; None if none does, or serves it."""
+        node = bisect.bisect(self.firsts, rank) % len(self.firsts)  # the next one
+        return self._served(node) if self.mirrored and len(self.firsts) > 1 else None
 
     def memory_of(self, rank: int) -> tuple[str, int] | None:
         """Return host and port at which the node of `rank` serves its memory; None if it does not."""
-        node = bisect.bisect(self.firsts, rank) - 1
+        return self._served(bisect.bisect(self.firsts, rank) - 1)
+
+    def _served(self, node: int) -> tuple[str, int] | None:
         port = self.ports[node] if node < len(self.ports) else 0
         return (self.addresses[node], port) if port else None
 
@@ -57,7 +66,7 @@ class World:
     `rollback`: all ranks go back to the host snapshot of step `resume`.
     `devices`: CUDA_VISIBLE_DEVICES of the workers, in the order of LOCAL_RANK; () = the launcher's value.
     `stamp` is equal on every node, and unique among runs of the same id, restarts and rollbacks.
-    `lost` maps each replaced rank to the cell of the incarnation that died.
+    `lost` maps each replaced rank to the cell of the incarnation that died, unless that was on another node.
     `places`, `replaced` and `lost` have this node's ranks only, by their ranks in the world; `span`: of several nodes, else None.
     """
 

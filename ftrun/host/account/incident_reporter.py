@@ -22,6 +22,7 @@ from ftrun.control.events import (
     Publish,
     Raised,
     Say,
+    Seated,
     Signalled,
     Spawn,
     Stalled,
@@ -142,6 +143,9 @@ class Narrator:
         elif isinstance(event, Stuck) and phase in INCIDENT and self.account.incident is None:
             at = time.monotonic_ns()
             self._strike(at, at, stuck=event.what, fault=event.fault, evidence=event.evidence)
+        elif isinstance(event, Seated):
+            at = time.monotonic_ns()
+            self._strike(at, at, evidence="the node that had these ranks was lost")
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Protected) and self._attempt.since is None:

@@ -29,6 +29,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Nodes:
     """This node's place among several: torchrun's rendezvous options. `most` 1 = a run on one node.
 
+    `spares`: how many spare nodes are started beside them, `max_replacements`: how many lost nodes are replaced until all start anew.
     `backend` is static, c10d, file or etcd. `rank` None: no --node-rank. Empty strings: the option is not set.
     """
 
@@ -42,6 +43,8 @@ class Nodes:
     master_port: int = 0
     local_addr: str = ""
     standalone: bool = False
+    spares: int = 0
+    max_replacements: int = 3
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,11 @@ class StoreHost(Protocol):
     def serve_world(self, addr: str) -> None:
         """Start a store that listens on `addr`; the host passes its address to `store_up`."""
 
-    def meet(self, store: tuple[str, int]) -> None:
-        """Let the workers of a complete world meet at `store`."""
+    def meet(self, store: tuple[str, int], seated: bool = False) -> None:
+        """Let the workers of a complete world meet at `store`. `seated`: this node takes a place in it."""
+
+    def move(self, store: tuple[str, int] | None) -> None:
+        """Let the workers of the next generations meet at another store; None: it is not known yet."""
 
     def serve_memory(self, address: str, secret: str) -> None:
         """Let other nodes that know `secret` read this node's memory, on `address`; the host passes the port to `serves`."""
@@ -78,6 +81,10 @@ class SoleNode:
         """Return False: no other node stops anything."""
         return False
 
+    def begins(self) -> ev.Event:
+        """Return the event with which the run begins."""
+        return ev.Begin(time.monotonic())
+
     def restored(self, action: ev.TellRestored, missed: int, made: bool) -> None:
         """Do nothing: there are no others to tell."""
 
@@ -120,6 +127,8 @@ class Peers:
         self._incident = 0
         self._stopped = 0  # and the generation that it has on this node
         self._heard: Record | None = None  # the last repair that another node began
+        self._seated_in = 0  # the repair in which this node takes a lost one's place, until it does; 0 = none
+        self._mirrored = min(meeting.terms.spares, meeting.terms.replacements) > 0
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
@@ -160,6 +169,7 @@ class Peers:
             ports=ports,
             secret=self._table.secret,
             replaced=tuple(map(int, self._decision.get("replaced", ()))),
+            mirrored=self._mirrored,
         )
 
     # -- to the others -----------------------------------------------------------------------------------------------
@@ -192,7 +202,7 @@ class Peers:
         if order.generation == self._stopped:
             return  # the same order again
         self._stopped = order.generation
-        if isinstance(event, ev.WorldStops):
+        if isinstance(event, (ev.WorldStops, ev.Seated)):
             self._incident = event.incident
             return
         self._incident += 1
@@ -205,6 +215,11 @@ class Peers:
     def is_news(self, event: ev.WorldStops) -> bool:
         """Has this node's gate not closed for that repair yet?"""
         return event.incident > self._incident
+
+    def begins(self) -> ev.Event:
+        """Return the event with which the run begins on this node: in the middle of a repair, if it takes a lost one's place."""
+        incident, self._seated_in = self._seated_in, 0
+        return ev.Seated(time.monotonic(), incident) if incident else ev.Begin(time.monotonic())
 
     def restored(self, action: ev.TellRestored, missed: int, made: bool) -> None:
         """Tell the other nodes that every rank of this one is restored; `missed` and `made` as in WorldRestored."""
@@ -267,7 +282,9 @@ class Peers:
         assert news.record is not None
         here, least, most = (int(news.record[k]) for k in ("here", "least", "most"))
         self._listener.note("nodes", round=news.round, **news.record)
-        if here < most:
+        if news.record["spare"]:
+            self._listener.log(f"this node is a spare: the run has its {count(most, 'node')}; it takes the place of one that is lost")
+        elif here < most:
             self._listener.log(
                 _waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call)
             )
@@ -296,8 +313,16 @@ class Peers:
         # restarts are counted for the whole world: every node of it has this number
         self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.shown())
         self._listener.log(_world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
-        self._failure = None
-        self._host.meet((host, port))
+        self._failure, self._seated_in = None, int(news.record["incident"])
+        self._host.meet((host, port), seated=self._seated_in > 0)
+
+    def _unstored(self, news: News) -> None:
+        assert self._host is not None
+        self._host.move(None)
+
+    def _stored(self, news: News) -> None:
+        assert self._host is not None and news.record is not None
+        self._host.move((str(news.record["host"]), int(news.record["port"])))
 
     def _broken(self, news: News) -> None:
         assert news.record is not None
@@ -310,6 +335,9 @@ class Peers:
         assert news.record is not None
         incident = int(news.record["incident"])
         if news.round == self.place.round and incident > self._incident:
+            self._table = news.table or self._table
+            if self._seated_in:
+                self._seated_in = incident
             self._heard = news.record
             self._listener.note("world-stops", **news.record)
             self._listener.on_event(ev.WorldStops(time.monotonic(), sentence(news.record), incident))
@@ -357,6 +385,8 @@ _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "unreached": Peers._unreached,
     "host": Peers._host_round,
     "ready": Peers._ready,
+    "unstored": Peers._unstored,
+    "stored": Peers._stored,
     "broken": Peers._broken,
     "stops": Peers._stops,
     "decided": Peers._decided,

@@ -310,7 +310,7 @@ class Agent:
         return self._state.generation
 
     def on_met(self) -> None:
-        self._devices.once_known(lambda: self._queue.append(ev.Begin(time.monotonic())))
+        self._devices.once_known(lambda: self._queue.append(self._nodes.begins()))
 
     def on_published(self, action: ev.Publish) -> None:
         self._later.append(lambda: self._narrator.published(action, self._worlds.hand_over(action)))

@@ -13,6 +13,7 @@ import time
 from typing import Any, Protocol
 
 from ftrun.control import events as ev
+from ftrun.control.states import NOWHERE
 from ftrun.core import codes
 from ftrun.core.shared.board import Head
 from ftrun.core.shared.world import Place, World, forget_world, write_world
@@ -35,7 +36,7 @@ class WorldListener(Protocol):
         """Return the machine's newest generation."""
 
     def on_met(self) -> None:
-        """Begin the run: the workers of the first world can meet."""
+        """Begin the run: the workers of this node's first world can meet."""
 
     def on_published(self, action: ev.Publish) -> None:
         """Hear that a world was published."""
@@ -122,15 +123,24 @@ class Worlds:
             self._port = self._nodes.same_port(self.store[1])
         self.store = None
 
-    def meet(self, store: tuple[str, int]) -> None:
-        """Let the workers meet at `store` (host and port), after it came up and all nodes joined."""
-        self.store = store
+    def meet(self, store: tuple[str, int], seated: bool = False) -> None:
+        """Let the workers meet at `store` (host and port), after it came up and all nodes joined.
+
+        `seated`: this node takes the place of a lost one in the middle of a repair.
+        """
         self._pool.logs.rank_offset = self._nodes.global_rank(0)
-        if self.met:
+        if self.met and not seated:
             self._emit(ev.ServiceReady(time.monotonic(), "store"))
         else:
             self.met = True
             self._agent.on_met()
+        self.move(store)
+
+    def move(self, store: tuple[str, int] | None) -> None:
+        """Let the workers of the next generations meet at `store`; None: it is not known yet."""
+        self.store = store
+        if store is None:
+            return
         if self._unpublished is not None:
             action, self._unpublished = self._unpublished, None
             if action.generation == self._agent.generation():  # otherwise the world has been stopped again
@@ -157,7 +167,7 @@ class Worlds:
             store_host=host,
             store_port=port,
             replaced=replaced,
-            lost=dict(zip(replaced, action.lost, strict=True)),
+            lost={rank: cell for rank, cell in zip(replaced, action.lost, strict=True) if cell != NOWHERE},
             tail=action.tail,
             fresh=action.fresh,
             attempt=attempt,

@@ -36,6 +36,16 @@ def gathered(nodes: SwapGroup, mine: torch.Tensor) -> torch.Tensor | None:
     return found if _done(nodes, lambda group: group.allgather(each, [mine]), found) else None
 
 
+def passed_on(nodes: SwapGroup, mine: torch.Tensor) -> torch.Tensor | None:
+    """Give `mine` to the next member, and return what the one before gives, of the same size; None if the world is stopped before."""
+    me, size = nodes.my_rank, len(nodes.ranks)
+    given, taken = [0] * size, [0] * size
+    given[(me + 1) % size] = taken[(me - 1) % size] = mine.numel()
+    found = torch.empty_like(mine)
+    done = _done(nodes, lambda group: group.alltoall_base(found, mine, taken, given, dist.AllToAllOptions()), found)
+    return found if done else None
+
+
 def _done(nodes: SwapGroup, begin: Callable[[Any], Any], result: torch.Tensor) -> bool:
     """Begin a collective, and wait for its end. False: the world was stopped, or the run ends."""
     inner, context, registry = nodes.inner, nodes.context, nodes.registry

@@ -8,6 +8,7 @@ Doors:
     survivor: leaving a stopped world and joining the next
     replacement: taking over a rank
     sources: results of a dead rank's collectives
+    mirrors: slots kept on the next node
     handover: memory at the fd store
     pipelines: schedules of a pipeline
     fully_sharded: resets of FSDP2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ftrun import native
 from ftrun.core.shared import far
@@ -24,6 +24,19 @@ _AGAIN = 5  # times that slots are read again if they changed on the way
 _Range = tuple[int, int]  # place and length in a segment
 
 
+def mirrored_slots(address: tuple[str, int], secret: str, rank: int) -> Segment:
+    """Bring the slots of a rank whose node is lost from the node that mirrors them, served at `address`.
+
+    Raises:
+        OSError: That node cannot be reached, or has none.
+    """
+    far = FarMemory(address, secret, rank, names=("slots",))
+    try:
+        return far.read_mirror()
+    finally:
+        far.close()
+
+
 class FarMemory:
     """Arena and slots of `rank`, served at `address` (host, port).
 
@@ -31,7 +44,7 @@ class FarMemory:
         OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
     """
 
-    def __init__(self, address: tuple[str, int], secret: str, rank: int) -> None:
+    def __init__(self, address: tuple[str, int], secret: str, rank: int, names: Sequence[str] = ("arena", "slots")) -> None:
         self._rank, self._secret = rank, secret
         self._sock = socket.create_connection(address, _CONNECT)
         try:
@@ -39,16 +52,19 @@ class FarMemory:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._challenge = far.exactly(self._sock, far.CHALLENGE)
             self._sock.sendall(far.answer(secret, self._challenge))
-            self._mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in ("arena", "slots")}
+            self._mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in names}
         except OSError:
             self._sock.close()
             raise
-        self.arena, self.slots = Arena(self._mirrors["arena"]), Slots(self._mirrors["slots"])
+        self.slots = Slots(self._mirrors["slots"])
+        if "arena" in names:
+            self.arena = Arena(self._mirrors["arena"])
 
     def close(self) -> None:
         """Hang up, and give the mirror of the arena back."""
         self._sock.close()
-        self._mirrors["arena"].close()
+        if "arena" in self._mirrors:
+            self._mirrors["arena"].close()
 
     def look(self) -> None:
         """Bring the tags of the slots and the commit mark as they are now."""
@@ -65,6 +81,13 @@ class FarMemory:
             if self._tags() == before:
                 return
         raise OSError(f"the slots of rank {self._rank} changed while they were read")
+
+    def read_mirror(self) -> Segment:
+        """Bring all slots of steps and all logs. Nobody writes to them: the node that is lost did."""
+        slots = self.slots
+        self._read("slots", slots.all_heads())
+        self._read("slots", slots.grown({}))
+        return slots.segment
 
     def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> int:
         """Bring what the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""

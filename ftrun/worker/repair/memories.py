@@ -5,6 +5,7 @@ Ranks of other nodes are asked only where no rank of this node that holds the sa
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.world import World, newest_world
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.memory.segment import room_for
+from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.repair import transfer
-from ftrun.worker.repair.far_memory import FarMemory
+from ftrun.worker.repair.far_memory import FarMemory, mirrored_slots
 from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.plan import NONE, Peer, Tags
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
@@ -160,6 +161,21 @@ class Memories:
             self.refuse(rank, error)
         living = span is None or rank not in span.replaced
         return Peer(rank, tags, living, rank in self._far and rank not in self._refused, self._refused.get(rank, ""))
+
+
+def own_slots(context: Context) -> Segment | None:
+    """Map this rank's slots; None: nobody has them. Those of a rank whose node was lost come from the node that mirrors them."""
+    segment, span = fetch(context, context.rank, "slots"), context.world.span if context.world is not None else None
+    where = span.mirror_of(context.rank) if span is not None else None
+    if segment is not None or span is None or where is None:
+        return segment
+    try:
+        segment = mirrored_slots(where, span.secret, context.rank)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # without an fd store, a replacement of this worker asks the other node again
+        context.fd_store.put(context.rank, "slots", context.cell.index, segment.fd)
+    return segment
 
 
 def tags_of(slots: Slots, arena: Arena | None) -> Tags:

@@ -20,11 +20,13 @@ START, GATE, END = 0, 1, 2
 LATE = 3  # gradients that a body, as its backward revealed, accumulates on
 _LOG = 4  # results of collectives outside the loops
 SEALED = 5  # the gradients of a rank without replica, on its arrival at the gate
-_HISTORIES = 6  # additions to long lists of the script: see variables/histories.py
+BUFFERS = 6  # only in a mirror on another node: the zone of the arena that holds the rank's buffers
+_HISTORIES = 7  # additions to long lists of the script: see variables/histories.py
 _ROOM = 1 << 36  # address space for each; the kernel allocates pages as they are written
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16
 _MOST_HISTORIES = 16
+_OF_STEPS = (START, GATE, END, LATE)  # the slots of a step that any replacement may need
 _ROOM_OF_HISTORY = 1 << 34
 LENGTH = _HISTORIES * _ROOM + _MOST_HISTORIES * _ROOM_OF_HISTORY
 
@@ -70,6 +72,11 @@ class Slots:
         native.store64(base + _SUM, native.checksum(base + _HEADER, size))
         native.store64(base + _TAG, tag + 1)
 
+    @staticmethod
+    def place(slot: int) -> int:
+        """Return the offset of a slot's tag, behind which are the length and the checksum of its content."""
+        return slot * _ROOM
+
     def block(self, slot: int, at: int, size: int) -> torch.Tensor:
         """Return a uint8 tensor over a part of a slot's content."""
         return self.segment.block(slot * _ROOM + _HEADER + at, size)
@@ -79,7 +86,7 @@ class Slots:
 
     def forget_steps(self) -> None:
         """Invalidate every slot of a step, since the world goes back to an earlier one."""
-        for slot in (START, GATE, END, LATE, SEALED):
+        for slot in (*_OF_STEPS, SEALED, BUFFERS):
             self.invalidate(slot)
 
     def heads(self) -> list[tuple[int, int]]:
@@ -91,6 +98,30 @@ class Slots:
         whole = [slot for slot in (START, GATE, END) if self.tag(slot) >= 0]
         lengths = [(slot * _ROOM + _HEADER, self.segment.load(slot * _ROOM + _LENGTH)) for slot in whole]
         return lengths + [log.content for log in self.histories if log.used]
+
+    def all_heads(self) -> list[tuple[int, int]]:
+        """Return offset and size of what `grown` must know beforehand."""
+        return [(slot * _ROOM, _HEADER) for slot in (*_OF_STEPS, BUFFERS)] + [log.head for log in (self.log, *self.histories)]
+
+    def grown(self, sent: dict[int, int]) -> list[tuple[int, int]]:
+        """Return offset and size of all that outlives the rank's node, but the tags, which are copied last: what is torn has none.
+
+        `sent`: how far each log was copied before; this moves it on.
+        """
+        kept = [slot for slot in (*_OF_STEPS, BUFFERS) if self.tag(slot) >= 0]
+        parts = [(slot * _ROOM + _LENGTH, _HEADER - _LENGTH + self.segment.load(slot * _ROOM + _LENGTH)) for slot in kept]
+        for number, log in enumerate((self.log, *self.histories)):
+            begin, used = sent.get(number, 0), log.used
+            if used == begin:
+                continue
+            at = begin if begin < used else 0  # it has started over
+            parts += [(log.content[0] + at, used - at), log.head]
+            sent[number] = used
+        return parts
+
+    def tags(self) -> list[tuple[int, int]]:
+        """Return offset and size of the tags."""
+        return [(slot * _ROOM + _TAG, 8) for slot in _OF_STEPS]
 
     def data(self, slot: int) -> memoryview:
         """Return the bytes of a slot, unchecked and not copied."""

@@ -27,7 +27,7 @@ from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair import own_update, pipelines, transfer
 from ftrun.worker.repair.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached, tags_of
+from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached, own_slots, tags_of
 from ftrun.worker.repair.plan import (
     IF_A_PART,
     NONE,
@@ -45,7 +45,7 @@ from ftrun.worker.repair.plan import (
     with_remedies,
 )
 from ftrun.worker.repair.rank_state import RankState, read_state
-from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+from ftrun.worker.repair.recovery_points import BUFFERS, END, GATE, START, Slots
 from ftrun.worker.repair.rollback import lay_over, reload
 from ftrun.worker.repair.snapshot import newest_common
 from ftrun.worker.repair.snapshot_store import BadSnapshot
@@ -67,7 +67,8 @@ class Restorer:
         self._memories = Memories(kit.context)
         self._mapped: list[Arena] = []  # arenas whose memory on a GPU is not (yet) the state's
         self._last_writes = LastWrites.ENDED
-        self._lost = False  # its own arena is unusable: a new one is filled from a replica
+        self._lost = False  # its own arena is unusable: a new one is filled from a replica,
+        self._lost_buffers = False  # and its buffers are, too
 
     def run(self) -> None:
         """Put the rank's state in place.
@@ -105,7 +106,7 @@ class Restorer:
         assert world is not None
         self._show_place()
         kit.observers.stage("restore", self.resume)
-        segment, slots = (fetch(context, context.rank, name) for name in ("arena", "slots"))
+        segment, slots = fetch(context, context.rank, "arena"), own_slots(context)
         gpu = use_gpu(context, self.state)
         self._last_writes = self._await_fence()
         if self._last_writes is not LastWrites.MISSED:
@@ -118,15 +119,17 @@ class Restorer:
             kit.ledger.use(Slots(slots))
             self._from_snapshot(segment, gpu)
             return
-        if segment is None or slots is None:
+        if slots is None:
             own = self._without_own(gpu)
+        elif segment is None:
+            own = self._from_another_node(slots, gpu)
         else:
             kit.ledger.use(Slots(slots))
             own = self._usable(Arena(segment), gpu, "taking a replica's instead")
         decided, manifest, moved = self._weights(own)
         self.state.attach(own, manifest)
         kit.handover.follow()
-        if self._lost and decided.replica is not None:
+        if self._lost_buffers and decided.replica is not None:
             self._take_buffers(self._memories.of(decided.replica))
         kit.reducers.load(manifest.facts.get("reducers"))
         if decided.weights is Weights.MAKE:
@@ -232,7 +235,7 @@ class Restorer:
             file=sys.stderr,
             flush=True,
         )
-        self._lost = True
+        self._lost = self._lost_buffers = True
         return self._new_arena(gpu)
 
     def _without_own(self, gpu: int | None) -> Arena:
@@ -244,9 +247,20 @@ class Restorer:
             flush=True,
         )
         self.context.note_inexact(Inexact.OWN_STATE_LOST)
-        self._lost = True
+        self._lost = self._lost_buffers = True
         self.kit.ledger.use(Slots.create(self.context.rank))
         return self._new_arena(gpu)
+
+    def _from_another_node(self, slots: Segment, gpu: int | None) -> Arena:
+        """Make a new arena: this rank's node was lost, and another one mirrored its slots and, in host memory, its buffers."""
+        self._lost, mirror, arena = True, Slots(slots), self._new_arena(gpu)
+        self.kit.ledger.use(mirror)
+        if arena.has_gpu or mirror.tag(BUFFERS) != mirror.tag(GATE):
+            self._lost_buffers = bool(self.state.buffers)
+        elif buffers := mirror.sound(BUFFERS):
+            at = arena.reserve("volatile", len(buffers))
+            arena.segment.view(at, len(buffers))[:] = buffers
+        return arena
 
     def _new_arena(self, gpu: int | None) -> Arena:
         try:
@@ -373,7 +387,7 @@ class Restorer:
         """
         ledger, resume, memories = self.kit.ledger, self.resume, self._memories
         if decided.own is Own.START:
-            if not self._lost:
+            if not self._lost_buffers:
                 whole = self.state.shadow_is_whole(resume)
                 self.state.rewind_buffers(gpu=whole)
                 if not whole and decided.replica is not None:
@@ -394,7 +408,7 @@ class Restorer:
         after = read_state(replica.slots, END)
         take_changed(self.kit, saved, after, self._others(replica), resume)
         note_draws(self.context, saved, after)
-        if not self._lost:
+        if not self._lost_buffers:
             self._take_updated_buffers(replica, saved)
         saved.alive = after.alive
         if after.updated:

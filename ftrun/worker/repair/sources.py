@@ -13,7 +13,7 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory import serialization
 from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.memories import donors
+from ftrun.worker.repair.memories import donors, own_slots
 from ftrun.worker.repair.plan import KEPT, Refusal
 from ftrun.worker.repair.rank_state import BETWEEN, IN_UPDATE, RankState, read_state
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
@@ -47,7 +47,7 @@ def read_log(context: Context) -> list[dict[str, Any]]:
         NoSource
         Damaged
     """
-    segment = fetch(context, context.rank, "slots")
+    segment = own_slots(context)
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment
         slots: Slots | None = Slots(segment)

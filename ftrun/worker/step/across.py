@@ -5,6 +5,8 @@ board tell. For the others one rank of each node, its first, takes part in an al
 of its node have arrived: so the all-reduce cannot be complete anywhere before all of them have. It completes on each node by itself.
 A node that dies in between may have opened a gate that another did not, but never two (docs/design/protocol.md).
 
+Where spare nodes wait, each node first gives the slots of its ranks to the next one (ftrun/worker/repair/mirrors.py).
+
 The numbers that go round say whether all nodes are at the same gate, and whether some rank has made a checksum for it. If so, all
 checksums are gathered and compared before any word opens.
 """
@@ -23,6 +25,7 @@ from ftrun.worker.comm import among_nodes
 from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.link.observer import Observers
 from ftrun.worker.link.run_link import Context
+from ftrun.worker.repair.mirrors import Mirrors
 from ftrun.worker.step.same_gate import KINDS, WORDS, not_together
 
 _KIND_BITS = int(KINDS).bit_length()
@@ -30,7 +33,7 @@ _NOTHING = SumRow(-1, 0, 0, 0)
 _SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's number has one
 
 
-def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: int) -> bool:
+def all_here(context: Context, nodes: SwapGroup, mirrors: Mirrors | None, observers: Observers, number: int) -> bool:
     """Wait until every rank of every node has arrived at gate `number`; False: the world was stopped first.
 
     Raises:
@@ -39,9 +42,15 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
     """
     mine = [sum_row(cell, number) for cell in context.cells()]
     place = number << _KIND_BITS | context.cell[F.BUSY] & KINDS
-    found = among_nodes.greatest(nodes, [place, -place, int(any(mine))])
-    if found is None:
-        return False
+    need = mirrors.collect() if mirrors is not None else 0
+    while True:
+        if mirrors is not None and not mirrors.exchange(nodes):
+            return False
+        found = among_nodes.greatest(nodes, [place, -place, int(any(mine)), need])
+        if found is None:
+            return False
+        if mirrors is None or not mirrors.again(found[3]):
+            break
     furthest, last, some = found[0], -found[1], found[2]
     if furthest != last:
         kinds = [Busy(at & KINDS) for at in (last, furthest)]

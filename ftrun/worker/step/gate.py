@@ -45,6 +45,7 @@ from ftrun.core.errors import WorkerError
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Busy, F
 from ftrun.worker.repair.kit import Kit
+from ftrun.worker.repair.mirrors import Mirrors
 from ftrun.worker.step import across
 
 # seconds between two looks at the gate when no bell rings: each change there rings; for a dead rank the launcher rings
@@ -65,6 +66,7 @@ class Gate:
         self._arrivals: Any = None  # addresses of the arrivals of this node's ranks
         self._generation = 0  # the world of those arrivals
         self._spans = False  # that world has other nodes
+        self._mirrors: Mirrors | None = None  # in it, where spare nodes wait
 
     def arrive(self, number: int) -> bool:
         """Arrive at the gate of step `number`. True = passed, False = the launcher stopped the world first.
@@ -76,7 +78,9 @@ class Gate:
         generation = context.generation
         if self._generation != generation:
             self._arrivals = native.AddressList([cell.field_address(F.ARRIVAL) for cell in context.cells()])
-            self._generation, self._spans = generation, context.world is not None and context.world.span is not None
+            span = context.world.span if context.world is not None else None
+            self._generation, self._spans = generation, span is not None
+            self._mirrors = Mirrors(context) if span is not None and span.mirrored else None
         wanted = gate.arrival(generation, number)  # with the generation: an arrival in a world that was stopped proves nothing
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if "arrived" in observers.heard:
@@ -131,7 +135,7 @@ class Gate:
             raise
         if self._spans:
             nodes = self._kit.registry.nodes
-            if nodes is None or not across.all_here(context, nodes, self._observers, number):
+            if nodes is None or not across.all_here(context, nodes, self._mirrors, self._observers, number):
                 return _ELSEWHERE
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:

@@ -8,7 +8,8 @@ the records and does what is due; to do it twice is harmless. Records:
 - `store.<r>`: where the workers of round r meet, written by the first agent of the table.
 - `break.<r>`: why round r is over (created by whoever notices first); everyone joins r + 1.
 - `over`: the run is over for everyone, and why.
-- Those of repairs in place within a round: together.py.
+- Those of repairs in place within a round, in which a spare node may take a lost one's place: together.py. A node that takes the first
+  place writes `store.<r>.<i>`, for incident i: the first store was the lost node's.
 
 A peer is alive while its record changes: never is its clock compared with ours.
 """
@@ -17,14 +18,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
-from ftrun.host.nodes.membership.table import RoundTable, all_doubts, natural, over_after, root_cause
-from ftrun.host.nodes.membership.together import Together
+from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
+from ftrun.host.nodes.membership.together import Together, seats
 from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
@@ -33,7 +34,10 @@ _EAGER_BEAT = 0.2
 
 @dataclass(frozen=True)
 class MemberTerms:
-    """The terms that the options set. Times in seconds. `by_rank`: node ranks are given, and each must come."""
+    """The terms that the options set. Times in seconds. `by_rank`: node ranks are given, and each must come.
+
+    `spares`: how many spare nodes are expected beside `most`, 0 = a lost node is not replaced; `replacements`: the most in a round.
+    """
 
     least: int
     most: int
@@ -44,6 +48,8 @@ class MemberTerms:
     keep_alive: float = 10.0
     beat: float = 1.0
     grow: bool = True
+    spares: int = 0
+    replacements: int = 3
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,11 @@ class Me:
 class News:
     """A message from a member to its agent. `kind`:
 
-    waiting (record: here, least, most), host (record: addr, where to start a store), ready (table, and record: host and
-    port of the store, me), broken (record: why), over (record: why), stale (an earlier run's round), unreached (record: detail, before the
-    first look), lost (record: why); in a repair stops, decided, restored (records as in together.py).
+    waiting (record: here, least, most, spare: as a spare node), host (record: addr, where to start a store), ready (table, and record: host
+    and port of the store, me, and the incident in which this node takes a lost one's place, or 0), unstored (the node that had the store is
+    lost), stored (record: host and port of the next one), broken (record: why), over (record: why), stale (an earlier run's round),
+    unreached (record: detail, before the first look), lost (record: why); in a repair stops (with the table), decided, restored (records as
+    in together.py).
     """
 
     kind: str
@@ -103,9 +111,12 @@ class Member:
         self._looked = now
         self._joining_since = now
         self._last_call_since: float | None = None
-        self._left = -1  # the last round that we have left, or were not in
-        self._table: RoundTable | None = None  # of the round that we are in
+        self._left = -1  # the last round that we have left, or were not in,
+        self._left_in = 0  # and the incident in which another node took our place there
+        self._table: RoundTable | None = None  # of the round that we are in, with the seats that spare nodes took
+        self._store_name = ""  # of the record that says where its workers meet
         self._ready = False
+        self._stored = False  # the agent knows the store that the record `_store_name` tells
         self._together: Together | None = None  # from when the workers of that round can meet
         self._hosting = False
         self._doubts: Record = {}  # of this agent's ranks, once they have finished
@@ -144,7 +155,7 @@ class Member:
     def store_up(self, host: str, port: int) -> None:
         """Publish the address of the store that this agent was asked for."""
         if self._table is not None and self._hosting and not self._ready:
-            self._carrier.put(f"store.{self._table.round}", {"host": host, "port": port})
+            self._carrier.put(self._store_name, {"host": host, "port": port})
 
     def finished(self, doubts: Record | None = None) -> None:
         """Record that every worker of this agent exited with 0.
@@ -235,7 +246,7 @@ class Member:
         self._beat += 1
         me = self._me
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
-        terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
+        terms = {"least": self._terms.least, "most": self._terms.most, "spares": self._terms.spares, "version": VERSION}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
         state["doubts"] = self._doubts
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
@@ -281,12 +292,19 @@ class Member:
 
     def _latest(self) -> RoundTable | None:
         rounds = [int(n.partition(".")[2]) for n in self._view if n.startswith("round.")]
-        return RoundTable.from_record(self._view[f"round.{max(rounds)}"]) if rounds else None
+        if not rounds:
+            return None
+        return self._with_seats(RoundTable.from_record(self._view[f"round.{max(rounds)}"]))
+
+    def _with_seats(self, table: RoundTable) -> RoundTable:
+        for seat in seats(self._view, table.round):
+            table = table.seat(seat.node, seat.taken_by)
+        return table
 
     def _join(self, now: float) -> None:
         last = self._latest()
         broken = last is None or f"break.{last.round}" in self._view
-        if last is not None and last.round > self._left and last.index(self._me.id) is not None:
+        if last is not None and self._has_place(last):
             if not broken:
                 self._enter(last)
                 self._take_part(last, now)
@@ -303,15 +321,23 @@ class Member:
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
             self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
-        self._report_waiting(target, joiners)
-        if now - self._joining_since > self._terms.join_timeout:
+        spare = self._terms.spares > 0 and not broken
+        self._report_waiting(target, joiners, spare)
+        if now - self._joining_since > self._terms.join_timeout and not spare:
             self._too_late(len(joiners), last)
 
-    def _report_waiting(self, target: int, joiners: list[str]) -> None:
-        told = ("waiting", target, len(joiners))
+    def _has_place(self, last: RoundTable) -> bool:
+        """Does this agent belong to the newest round, which it has not left?"""
+        if last.index(self._me.id) is None:
+            return False
+        taken = [seat.incident for seat in seats(self._view, last.round) if seat.taken_by.id == self._me.id]
+        return (last.round, max(taken, default=0)) > (self._left, self._left_in)
+
+    def _report_waiting(self, target: int, joiners: list[str], spare: bool) -> None:
+        told = ("spare" if spare else "waiting", target, 0 if spare else len(joiners))
         if told != self._reported:
             self._reported = told
-            facts = {"here": len(joiners), "least": self._terms.least, "most": self._terms.most}
+            facts = {"here": len(joiners), "least": self._terms.least, "most": self._terms.most, "spare": spare}
             self._on_news(News("waiting", target, facts))
 
     def _too_late(self, here: int, last: RoundTable | None) -> None:
@@ -337,6 +363,11 @@ class Member:
                 raise UsageError(
                     f"node {record.get('host')} was started with --nnodes {record.get('least')}:{record.get('most')}, this "
                     f"one with {terms.least}:{terms.most}; use the same on every node"
+                )
+            if record.get("spares") != terms.spares:
+                raise UsageError(
+                    f"node {record.get('host')} was started with --spare-nodes {record.get('spares')}, this one with {terms.spares}; "
+                    "use the same on every node, also on the spare ones"
                 )
             if terms.by_rank and record.get("node_rank") == self._me.node_rank and who < self._me.id:
                 raise UsageError(
@@ -399,12 +430,18 @@ class Member:
     def _enter(self, table: RoundTable) -> None:
         self._table, self._ready, self._hosting, self._together = table, False, False, None
         self._about, self._state, self._dirty = table.round, "in", True
+        self._store_name = self._name_of_store(table.round)
         if self._bells is not None:
             self._bells.use(table.secret)
 
+    def _name_of_store(self, number: int) -> str:
+        first = [seat.incident for seat in seats(self._view, number) if seat.node == 0]
+        return f"store.{number}.{first[-1]}" if first else f"store.{number}"
+
     def _join_again(self, now: float) -> None:
         assert self._table is not None
-        self._left, self._table, self._ready, self._together = self._table.round, None, False, None
+        self._left, self._left_in = self._table.round, self._together.newest if self._together is not None else 0
+        self._table, self._ready, self._together = None, False, None
         self._joining_since, self._last_call_since = now, None
         self._join(now)
         self._keep_beating(now)
@@ -419,6 +456,13 @@ class Member:
                 self._reported = ("broken", number, 0)
                 self._on_news(News("broken", number, reason))
             return
+        table = self._follow_seats(table)
+        if table.index(self._me.id) is None:
+            if self._reported != ("broken", number, 0):
+                self._reported = ("broken", number, 0)
+                cause = f"the others saw nothing of this node for {self._terms.keep_alive:g} s, and another one has its place"
+                self._on_news(News("broken", number, {"kind": "evicted", "cause": cause}))
+            return
         if not self._ready:
             self._meet(table)
         if all(self._finished(m.id, number) for m in table.members):
@@ -427,27 +471,64 @@ class Member:
             return
         for at, member in enumerate(table.members):
             if self._vanished(member.id, now) and not self._finished(member.id, number):
-                how = "left" if self._record(member.id).get("state") == "left" else "is gone"
-                cause = f"node {at} ({member.host}) {how}"
-                self._break(number, {"kind": "vanished", "node": at, "host": member.host, "cause": cause})
+                self._lose(at, table, now)
                 return
         if self._together is not None and self._together.look(self._view):
             self._ring()
         self._look_for_more(table, now)
 
+    def _follow_seats(self, table: RoundTable) -> RoundTable:
+        """Take over what spare nodes changed: the members, and where the workers meet."""
+        self._table = table = self._with_seats(table)
+        if self._together is not None:
+            self._together.members = tuple(member.id for member in table.members)
+        name = self._name_of_store(table.round)
+        if not self._ready:
+            self._store_name = name
+        elif name != self._store_name:
+            self._store_name, self._stored = name, False
+            self._on_news(News("unstored", table.round))
+        if self._ready and not self._stored and name in self._view:
+            self._stored = True
+            self._on_news(News("stored", table.round, self._view[name]))
+        return table
+
+    def _lose(self, at: int, table: RoundTable, now: float) -> None:
+        """Let a spare node take the place of a lost one, or all start anew."""
+        lost = table.members[at]
+        how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
+        about: Record = {"node": at, "host": lost.host, "cause": f"node {at} ({lost.host}) {how}"}
+        spare = self._spare_like(lost, table, now)
+        if spare is None or self._together is None:
+            self._break(table.round, {"kind": "vanished", **about})
+            return
+        about["cause"] += f", and {spare.host} takes its place"
+        self._together.stops(self._together.newest + 1, {"kind": "lost", **about, "seat": asdict(spare)})
+        self._ring()
+
+    def _spare_like(self, lost: Node, table: RoundTable, now: float) -> Node | None:
+        """Return the spare node that came first, among those with as many ranks as `lost`; None if there is none, or too many were used."""
+        if not self._terms.spares or not self._ready or len(seats(self._view, table.round)) >= self._terms.replacements:
+            return None
+        waiting = sorted(set(self._joiners(table.round + 1, now)) - {self._me.id}, key=lambda who: self._sights[who].order)
+        records = [self._record(who) for who in waiting]
+        found = next((r for r in records if r["nproc"] == lost.nproc), None)
+        return None if found is None else Node(found["id"], found["host"], found["addr"], int(found["nproc"]))
+
     def _meet(self, table: RoundTable) -> None:
         if table.members[0].id == self._me.id and not self._hosting:
             self._hosting = True
             self._on_news(News("host", table.round, {"addr": self._me.addr}))
-        store = self._view.get(f"store.{table.round}")
+        store = self._view.get(self._store_name)
         if store is not None:
-            self._ready = True
+            self._ready = self._stored = True
             members = [member.id for member in table.members]
             self._together = Together(self._carrier, self._me.id, table.round, members, self._tell(table.round))
-            self._on_news(News("ready", table.round, {**store, "me": self._me.id}, table))
+            mine = [seat.incident for seat in seats(self._view, table.round) if seat.taken_by.id == self._me.id]
+            self._on_news(News("ready", table.round, {**store, "me": self._me.id, "incident": max(mine, default=0)}, table))
 
     def _tell(self, number: int) -> Callable[[str, Record], None]:
-        return lambda kind, record: self._on_news(News(kind, number, record))
+        return lambda kind, record: self._on_news(News(kind, number, record, self._table))
 
     def _finished(self, who: str, number: int) -> bool:
         if who == self._me.id:

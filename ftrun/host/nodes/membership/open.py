@@ -50,6 +50,8 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
         )
     if static and not 0 <= (nodes.rank or 0) < nodes.most:
         raise UsageError(f"--node-rank {nodes.rank} must be from 0 to {nodes.most - 1}")
+    if static and nodes.spares:
+        raise UsageError("--spare-nodes needs --rdzv-backend c10d, file or etcd: node ranks are fixed with static")
     return MemberTerms(
         least=nodes.least,
         most=nodes.most,
@@ -60,6 +62,8 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
         keep_alive=times.get("keep_alive", MemberTerms.keep_alive),
         beat=min(times.get("beat", MemberTerms.beat), times.get("keep_alive", MemberTerms.keep_alive) / 4),
         grow=join == "late",
+        spares=nodes.spares,
+        replacements=nodes.max_replacements,
     )
 
 

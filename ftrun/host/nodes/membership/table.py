@@ -6,7 +6,7 @@ import re
 import signal
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -43,6 +43,12 @@ class RoundTable:
     restarts: int = 0
     why: str = ""  # what ended the round before
     secret: str = field(default="", repr=False, compare=False)  # with which the nodes of the round get at each other's memory
+    founders: tuple[str, ...] = ()  # ids of its first members, () = of the present ones
+
+    def seat(self, at: int, node: Node) -> RoundTable:
+        """Return the table in which `node` has the place of a lost one."""
+        founders = self.founders or tuple(m.id for m in self.members)
+        return replace(self, members=(*self.members[:at], node, *self.members[at + 1 :]), founders=founders)
 
     @staticmethod
     def follow(
@@ -79,7 +85,8 @@ class RoundTable:
 
     def stamp(self) -> str:
         """Return a name that each node computes alike, and that no other round of any run has: an agent makes its `id` anew each time."""
-        return f"{zlib.crc32(' '.join(m.id for m in self.members).encode()):08x}.{self.round}"
+        founders = self.founders or [m.id for m in self.members]
+        return f"{zlib.crc32(' '.join(founders).encode()):08x}.{self.round}"
 
     def to_record(self) -> Record:
         return asdict(self)

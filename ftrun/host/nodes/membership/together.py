@@ -7,25 +7,50 @@ opened; docs/design/protocol.md proves that every rank can. When every node has 
 
 A fault in a repair begins the next incident, which supersedes the one before. Records, of round r and incident i:
 
-- `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it.
+- `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it. For a lost node: its index `node`, and the `seat`, a member.
 - in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced], `restored` [r, i, missed, made], and `memory`, the port of its memory
   server. What replacements missed, and whether one made an update, survivors on other nodes must know.
 - `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
 - `open.<r>.<i>`: every rank of every node is restored, with the largest `missed` and whether any `made`; the leader creates it.
 
+A node that is lost answers nothing. If a spare node waits, whoever notices the loss begins an incident whose `stop` names the spare's seat,
+the place of the lost one: from this incident on the spare is a member, and all of its ranks are to be replaced. Else the round breaks, and
+everyone starts anew (member.py).
+
 Records that say what all nodes do are created once and never changed, and follow from answers that never change: two nodes that both
-think they lead create the same. A node that is lost answers nothing; then the round breaks, and everyone starts anew (member.py).
+think they lead create the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import Carrier, Record
+from ftrun.host.nodes.membership.table import Node
 
 BEGUN, DECIDED, RESTORED = range(3)  # how far an incident is
 Told = Callable[[str, Record], None]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place `node` of a lost node that a spare one takes in `incident`."""
+
+    incident: int
+    node: int
+    taken_by: Node
+
+
+def seats(view: Mapping[str, Record], number: int) -> list[Seat]:
+    """Return the places of round `number` that spare nodes took, in the order in which they did."""
+    found, incident = [], 1
+    while (stop := view.get(f"stop.{number}.{incident}")) is not None:
+        if "seat" in stop:
+            found.append(Seat(incident, int(stop["node"]), Node(**stop["seat"])))
+        incident += 1
+    return found
 
 
 class Together:
@@ -38,7 +63,7 @@ class Together:
         self._carrier = carrier
         self._me = me
         self._number = number
-        self._members = tuple(members)
+        self.members = tuple(members)
         self._told = told
         self._newest = 0  # incident that this agent has heard of
         self._stage = 0  # of that incident
@@ -48,6 +73,11 @@ class Together:
     def busy(self) -> bool:
         """Is an incident going on that this agent has heard of?"""
         return self._newest > 0 and self._stage < RESTORED
+
+    @property
+    def newest(self) -> int:
+        """Return the number of the newest incident that this agent has heard of; 0 = none."""
+        return self._newest
 
     @property
     def answers(self) -> Record:
@@ -74,7 +104,7 @@ class Together:
                 self._told("stops", stop)
         if not self._newest:
             return False
-        wrote = self._members[0] == self._me and self._lead(view)
+        wrote = self.members[0] == self._me and self._lead(view)
         for stage, kind in ((DECIDED, "go"), (RESTORED, "open")):
             record = view.get(self._name(kind, self._newest))
             if record is not None and self._stage < stage:
@@ -88,14 +118,14 @@ class Together:
         go, opened = self._name("go", incident), self._name("open", incident)
         if go not in view:
             answers = self._answers(view, "stopped")
-            if len(answers) == len(self._members):
+            if len(answers) == len(self.members):
                 resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
-                ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self._members]
+                ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self.members]
                 self._carrier.create(go, {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports})
                 return True
         elif opened not in view:
             answers = self._answers(view, "restored")
-            if len(answers) == len(self._members):
+            if len(answers) == len(self.members):
                 missed, made = max(answer[2] for answer in answers), any(answer[3] for answer in answers)
                 self._carrier.create(opened, {"incident": incident, "missed": missed, "made": made})
                 return True
@@ -103,7 +133,7 @@ class Together:
 
     def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
         """Return the answers of all nodes to the newest incident."""
-        records = (self._own if who == self._me else view.get(f"agent.{who}", {}) for who in self._members)
+        records = (self._own if who == self._me else view.get(f"agent.{who}", {}) for who in self.members)
         return [answer for record in records if (answer := record.get(kind)) and answer[:2] == [self._number, self._newest]]
 
     def _name(self, kind: str, incident: int) -> str:
