@@ -46,7 +46,8 @@ def begin(
             Killer(begun, 0).wait_for_all(sum(nodes))
         own, address = folder / f"node{number}", "127.0.0.1" if lan is None else lan.address(number)
         told = (*(word.replace("{node}", str(number)) for word in together), "--local-addr", address)
-        command = script_command(own, script, ["--out", str(folder / "out"), *arguments], faults, ranks=ranks, options=told)
+        plan = faults if number < len(nodes) else ()  # a step that is done again on a spare node would end that one, too
+        command = script_command(own, script, ["--out", str(folder / "out"), *arguments], plan, ranks=ranks, options=told)
         begun.append(start(own, command if lan is None else lan.command(number, command)))
     return begun
 

@@ -65,6 +65,7 @@ EVENTS: list[ev.Event] = [
     ev.ServiceReady(1.0, "fd store"),
     ev.PeerFailed(1.0, "node 1 is gone", 1),
     ev.WorldStops(1.0, "rank 3 on node 1 failed: SIGKILL"),
+    ev.Seated(1.0, 2),
     ev.WorldDecided(1.0, 1, 5),
     ev.WorldRestored(1.0, 1),
     ev.WorldEnded(1.0, 1, "rank 3 failed"),

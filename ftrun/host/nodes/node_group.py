@@ -284,6 +284,12 @@ class Peers:
         self._listener.note("nodes", round=news.round, **news.record)
         if news.record["spare"]:
             self._listener.log(f"this node is a spare: the run has its {count(most, 'node')}; it takes the place of one that is lost")
+            if not news.record["fits"]:
+                self._listener.log(
+                    f"but no node of the run has {count(self._nproc, 'worker')}, so that this one can replace none: "
+                    "start it with the same --nproc-per-node",
+                    "warning",
+                )
         elif here < most:
             self._listener.log(
                 _waiting_for_nodes(here, least, most, self._terms.join_timeout, self._terms.last_call)

@@ -33,7 +33,7 @@ _NOTHING = SumRow(-1, 0, 0, 0)
 _SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's number has one
 
 
-def all_here(context: Context, nodes: SwapGroup, mirrors: Mirrors | None, observers: Observers, number: int) -> bool:
+def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: int, mirrors: Mirrors | None = None) -> bool:
     """Wait until every rank of every node has arrived at gate `number`; False: the world was stopped first.
 
     Raises:

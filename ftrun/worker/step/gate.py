@@ -135,7 +135,7 @@ class Gate:
             raise
         if self._spans:
             nodes = self._kit.registry.nodes
-            if nodes is None or not across.all_here(context, nodes, self._mirrors, self._observers, number):
+            if nodes is None or not across.all_here(context, nodes, self._observers, number, self._mirrors):
                 return _ELSEWHERE
         new = gate.opened(raw, context.generation, number, (wanted,))
         if new is None:

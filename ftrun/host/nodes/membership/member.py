@@ -65,13 +65,15 @@ class Me:
 
 @dataclass(frozen=True)
 class News:
-    """A message from a member to its agent. `kind`:
+    """A message from a member to its agent. `kind`, and what it comes with:
 
-    waiting (record: here, least, most, spare: as a spare node), host (record: addr, where to start a store), ready (table, and record: host
-    and port of the store, me, and the incident in which this node takes a lost one's place, or 0), unstored (the node that had the store is
-    lost), stored (record: host and port of the next one), broken (record: why), over (record: why), stale (an earlier run's round),
-    unreached (record: detail, before the first look), lost (record: why); in a repair stops (with the table), decided, restored (records as
-    in together.py).
+    - waiting: record with here, least, most; spare: as a spare node, which `fits` if some node has as many ranks
+    - host: record with addr, where to start a store
+    - ready: table, and record with host and port of the store, me, and the incident in which this node takes a lost one's place, or 0
+    - unstored: the node that had the store is lost; stored: record with host and port of the next one
+    - broken, over, lost: record with the reason; unreached, before the first look: record with detail
+    - stale: an earlier run's round
+    - in a repair stops (with the table), decided, restored: records as in together.py
     """
 
     kind: str
@@ -315,14 +317,14 @@ class Member:
             self._about, self._state, self._dirty = target, "joining", True
             self._last_call_since = None
         joiners = self._joiners(target, now)
-        self._check_terms(joiners)
+        spare = self._terms.spares > 0 and not broken
+        self._check_terms([*joiners, *(member.id for member in last.members)] if last is not None and spare else joiners)
         if broken:
             self._form(last, target, joiners, now)
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
             self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
-        spare = self._terms.spares > 0 and not broken
-        self._report_waiting(target, joiners, spare)
+        self._report_waiting(target, joiners, last if spare else None)
         if now - self._joining_since > self._terms.join_timeout and not spare:
             self._too_late(len(joiners), last)
 
@@ -333,11 +335,14 @@ class Member:
         taken = [seat.incident for seat in seats(self._view, last.round) if seat.taken_by.id == self._me.id]
         return (last.round, max(taken, default=0)) > (self._left, self._left_in)
 
-    def _report_waiting(self, target: int, joiners: list[str], spare: bool) -> None:
+    def _report_waiting(self, target: int, joiners: list[str], running: RoundTable | None) -> None:
+        spare = running is not None
         told = ("spare" if spare else "waiting", target, 0 if spare else len(joiners))
         if told != self._reported:
             self._reported = told
             facts = {"here": len(joiners), "least": self._terms.least, "most": self._terms.most, "spare": spare}
+            if running is not None:
+                facts["fits"] = any(member.nproc == self._me.nproc for member in running.members)
             self._on_news(News("waiting", target, facts))
 
     def _too_late(self, here: int, last: RoundTable | None) -> None:
@@ -350,10 +355,10 @@ class Member:
             self.end({"code": 1, "detail": text})
         raise CarrierLost(text)
 
-    def _check_terms(self, joiners: list[str]) -> None:
-        """Compare the options of all joiners. Raises UsageError if they do not fit together."""
+    def _check_terms(self, agents: list[str]) -> None:
+        """Compare the options of these agents with this one's. Raises UsageError if they do not fit together."""
         terms = self._terms
-        for who in joiners:
+        for who in agents:
             record = self._record(who)
             if who == self._me.id or not record:
                 continue
@@ -469,10 +474,9 @@ class Member:
             doubts = [self._doubts if m.id == self._me.id else self._record(m.id).get("doubts", {}) for m in table.members]
             self._carrier.create(OVER, {"code": 0, "detail": "done", **all_doubts(doubts)})
             return
-        for at, member in enumerate(table.members):
-            if self._vanished(member.id, now) and not self._finished(member.id, number):
-                self._lose(at, table, now)
-                return
+        lost = [at for at, m in enumerate(table.members) if self._vanished(m.id, now) and not self._finished(m.id, number)]
+        if lost and not self._replace(lost[0], table, now):
+            return
         if self._together is not None and self._together.look(self._view):
             self._ring()
         self._look_for_more(table, now)
@@ -493,18 +497,19 @@ class Member:
             self._on_news(News("stored", table.round, self._view[name]))
         return table
 
-    def _lose(self, at: int, table: RoundTable, now: float) -> None:
-        """Let a spare node take the place of a lost one, or all start anew."""
+    def _replace(self, at: int, table: RoundTable, now: float) -> bool:
+        """Let a spare node take the place of a lost one. If none can, let all start anew and return False."""
         lost = table.members[at]
         how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
         about: Record = {"node": at, "host": lost.host, "cause": f"node {at} ({lost.host}) {how}"}
         spare = self._spare_like(lost, table, now)
         if spare is None or self._together is None:
             self._break(table.round, {"kind": "vanished", **about})
-            return
+            return False
         about["cause"] += f", and {spare.host} takes its place"
         self._together.stops(self._together.newest + 1, {"kind": "lost", **about, "seat": asdict(spare)})
         self._ring()
+        return True
 
     def _spare_like(self, lost: Node, table: RoundTable, now: float) -> Node | None:
         """Return the spare node that came first, among those with as many ranks as `lost`; None if there is none, or too many were used."""

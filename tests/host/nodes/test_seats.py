@@ -1,0 +1,165 @@
+"""Spare nodes: who waits, who takes a lost one's place, and what the others hear of it; with records in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftrun.core.errors import UsageError
+from ftrun.host.base.settings import Nodes
+from ftrun.host.nodes.membership.member import News
+from ftrun.host.nodes.membership.open import check
+from ftrun.host.nodes.membership.together import seats
+from tests.host.nodes.test_membership import Agent, Play
+
+LOST = 6.0  # seconds in which a silent node is missed
+
+
+def play_of(nodes: str = "ab", waiting: str = "s", **terms: Any) -> Play:
+    play = Play(len(nodes), len(nodes), keep_alive=5.0, join_timeout=20.0, **{"spares": 1, **terms})
+    for who in nodes:
+        play.add(who)
+    play.run()
+    for who in waiting:
+        play.add(who)
+        play.run(1.0)
+    return play
+
+
+def newest(agent: Agent, kind: str) -> News:
+    return next(news for news in reversed(agent.heard) if news.kind == kind)
+
+
+def members(news: News) -> list[str]:
+    assert news.table is not None
+    return [member.id for member in news.table.members]
+
+
+def test_a_spare_node_waits_as_long_as_it_takes() -> None:
+    play = play_of()
+    play.run(60.0)
+    spare = play.agents["s"]
+    assert spare.error is None and spare.kinds() == []
+    told = spare.heard[-1].record or {}
+    assert told["spare"] and told["fits"]
+    for who in "ab":
+        play.agents[who].member.finished()
+    play.run()
+    assert spare.kinds() == ["over"] and (spare.heard[-1].record or {})["code"] == 0
+
+
+def test_it_takes_the_place_of_a_lost_node_in_the_same_world() -> None:
+    play = play_of("abc")
+    stamp = play.agents["a"].ready().table.stamp()  # type: ignore[union-attr]
+    play.frozen.add("b")
+    play.run(LOST)
+    for who in "ac":
+        heard = newest(play.agents[who], "stops")
+        assert (heard.record or {})["incident"] == 1 and members(heard) == ["a", "s", "c"]
+        assert (heard.record or {})["cause"] == "node 1 (host-b) is gone, and host-s takes its place"
+        assert "broken" not in play.agents[who].kinds() and "unstored" not in play.agents[who].kinds()
+    seated = play.agents["s"].ready()
+    assert (seated.record or {})["incident"] == 1 and (seated.record or {})["host"] == "addr-a" and members(seated) == ["a", "s", "c"]
+    assert seated.table is not None and seated.table.stamp() == stamp, "marks of checkpoints rest on it"
+    assert seated.table.place("s").first_rank == 2
+    assert play.agents["s"].kinds() == ["ready", "stops"]
+
+
+def test_all_answer_for_the_new_member() -> None:
+    play = play_of()
+    play.frozen.add("b")
+    play.run(LOST)
+    play.agents["a"].member.stopped(0, 1, 7, [])
+    play.run()
+    assert "go.0.1" not in play.memory.records, "the spare node has not answered"
+    play.agents["s"].member.stopped(0, 1, -1, [2, 3])
+    play.run()
+    assert play.memory.records["go.0.1"]["resume"] == 8 and play.memory.records["go.0.1"]["replaced"] == [2, 3]
+    for who in "as":
+        assert newest(play.agents[who], "decided")
+        play.agents[who].member.restored(0, 1, 0, False)
+    play.run()
+    assert all(play.agents[who].kinds()[-1] == "restored" for who in "as")
+
+
+def test_the_first_node_takes_the_store_with_it() -> None:
+    play = play_of()
+    play.frozen.add("a")
+    play.run(LOST)
+    assert play.agents["s"].kinds() == ["host", "ready", "stops"]
+    store = play.agents["s"].ready().record or {}
+    assert store["host"] == "addr-s"
+    other = play.agents["b"]
+    assert other.kinds()[:2] == ["ready", "unstored"] and sorted(other.kinds()[2:]) == ["stops", "stored"], "forgotten before the world stops"
+    assert (newest(other, "stored").record or {})["host"] == "addr-s"
+    play.agents["b"].member.stopped(0, 1, 3, [])
+    play.agents["s"].member.stopped(0, 1, -1, [0, 1])
+    play.run()
+    assert (newest(other, "decided").record or {})["resume"] == 4, "the node in the first place leads"
+
+
+def test_one_that_comes_back_is_a_spare_node() -> None:
+    """It was only frozen: it ends its workers, and waits for the next loss."""
+    play = play_of()
+    play.frozen.add("b")
+    play.run(LOST)
+    play.frozen.clear()
+    play.run()
+    back = play.agents["b"]
+    assert "another one has its place" in str((newest(back, "broken").record or {})["cause"])
+    assert (back.heard[-1].record or {})["spare"]
+    play.frozen.add("s")
+    play.run(LOST)
+    assert members(newest(play.agents["a"], "stops")) == ["a", "b"]
+    assert (back.ready().record or {})["incident"] == 2
+    assert [(seat.node, seat.taken_by.id) for seat in seats(play.memory.records, 0)] == [(1, "s"), (1, "b")]
+
+
+def test_two_losses_are_two_incidents() -> None:
+    play = play_of("abc", "st", spares=2)
+    play.frozen |= {"b", "c"}
+    play.run(LOST)
+    assert members(newest(play.agents["a"], "stops")) == ["a", "s", "t"]
+    assert (newest(play.agents["a"], "stops").record or {})["incident"] == 2
+    assert [(play.agents[who].ready().record or {})["incident"] for who in "st"] == [1, 2]
+
+
+@pytest.mark.parametrize("why", ["no spare", "another size", "spent", "turned off"])
+def test_otherwise_all_start_anew(why: str) -> None:
+    terms = {"spent": {"replacements": 1}, "turned off": {"replacements": 0}}.get(why, {})
+    play = play_of("ab", "", **terms)
+    if why == "another size":
+        play.add("s", nproc=1)
+    elif why != "no spare":
+        play.add("s")
+    if why == "spent":
+        play.add("t")
+        play.run()
+        play.frozen.add("b")
+        play.run(LOST)
+        assert play.agents["s"].kinds()[:1] == ["ready"]
+        play.frozen.add("s")
+    else:
+        play.run()
+        if why == "another size":
+            assert not (play.agents["s"].heard[-1].record or {})["fits"]
+        play.frozen.add("b")
+    play.run(LOST)
+    assert newest(play.agents["a"], "broken")
+    play.run()
+    if why not in ("no spare", "another size"):
+        assert play.agents["a"].ready().round == 1, "the spare node takes part from the start"
+
+
+def test_the_same_number_on_every_node() -> None:
+    play = play_of(waiting="", spares=0)
+    play.add("s", spares=1)
+    play.run()
+    assert "was started with --spare-nodes 0, this one with 1" in str(play.agents["s"].error)
+    assert not any(play.agents[who].error for who in "ab")
+
+
+def test_fixed_node_ranks_leave_no_place_for_it() -> None:
+    with pytest.raises(UsageError, match="--spare-nodes needs --rdzv-backend c10d, file or etcd"):
+        check(Nodes(2, 2, "static", rank=0, spares=1), 0)
