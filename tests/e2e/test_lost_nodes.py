@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_for
-from tests.e2e import over_nodes
+from tests.e2e import harness, over_nodes, sharding
 from tests.e2e.harness import Outcome, Running, fault, kill
 from tests.e2e.test_over_nodes import Stock, all_exact
 
@@ -70,3 +70,69 @@ def test_the_next_rank_dies_on_the_spare_node(folder: Path, stock: Stock) -> Non
     """A node that took a place is a node like the others: its memory serves, and it is mirrored."""
     begun = begin(folder, ("--steps", "80", "--stretch", "0.05"), [lose(2, "update"), kill(0, "update", 65)])
     all_exact(end(begun, 1), stock("--steps", "80", "--stretch", "0.05"), struck=[0, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 3])
+def test_shards_whose_replicas_are_on_the_other_node(rank: int, folder: Path, sharded_stock: Stock) -> None:
+    told = ("--steps", "60", *sharding.HSDP)
+    begun = begin(folder, told, [lose(rank, "backward")], script=sharding.SCRIPT)
+    lost = rank // 2
+    begun[lost].wait(120.0)
+    outcomes = over_nodes.end([one for node, one in enumerate(begun) if node != lost], timeout=sharding.SLOW)
+    all_exact(outcomes, sharded_stock(*told), struck=[1])
+
+
+@pytest.mark.slow
+def test_one_of_three_nodes(folder: Path, stock: Stock) -> None:
+    begun = over_nodes.begin(folder, STEPS, [lose(2, "gate")], nodes=(2, 1, 1), options=SOON, spares=[1])
+    wait_for(lambda: "this node is a spare" in begun[3].output, "a spare node")
+    all_exact(end(begun, 1), stock(*STEPS), struck=[2])
+
+
+@pytest.mark.slow
+def test_a_launcher_that_was_frozen_comes_back_as_a_spare_node(folder: Path, stock: Stock) -> None:
+    steps = ("--steps", "200", "--stretch", "0.05")
+    begun = begin(folder, steps)
+    begun[1].process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: "takes its place" in begun[0].output, "the loss")
+    wait_for(lambda: "recovered in" in begun[2].output, "the repair")
+    begun[1].process.send_signal(signal.SIGCONT)
+    wait_for(lambda: begun[1].output.count("this node is a spare") == 1, "its return", 60.0)
+    begun[2].process.send_signal(signal.SIGKILL)
+    wait_for(lambda: "recovered in" in begun[1].output, "the second repair", 60.0)
+    all_exact(end(begun, 2), stock(*steps), struck=[1])
+
+
+@pytest.mark.slow
+def test_a_spare_node_that_nobody_needs(folder: Path, stock: Stock) -> None:
+    steps = ("--steps", "60", "--stretch", "0.02")
+    outcomes = over_nodes.end(begin(folder, steps))
+    all_exact(outcomes[:2], stock(*steps))
+    assert outcomes[2].code == 0 and "ftrun: done in" in outcomes[2].output, outcomes[2].tail()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["turned off", "spent"])
+def test_a_spare_node_in_a_restart(why: str, folder: Path, stock: Stock) -> None:
+    """All start from the beginning, and the spare node takes part."""
+    options = ("--node-loss", "restart") if why == "turned off" else ("--max-node-replacements", "0")
+    begun = begin(folder, STEPS, [lose(2, "backward")], options)
+    outcomes = end(begun, 1)
+    for outcome in outcomes:
+        harness.same(stock(*STEPS), outcome)
+        assert outcome.code == 0 and "after: node 1 (" in outcome.output, outcome.tail()
+
+
+@pytest.mark.slow
+def test_a_node_and_the_one_that_mirrors_it_are_lost(folder: Path) -> None:
+    """Nobody has the slots of rank 1: the run may be started again, from its checkpoint."""
+    begun = over_nodes.begin(
+        folder, STEPS, [lose(1, "backward"), lose(2, "backward")], nodes=(1, 1, 1, 1), options=SOON, spares=[1, 1]
+    )
+    wait_for(lambda: all("this node is a spare" in one.output for one in begun[4:]), "two spare nodes")
+    for node in (1, 2):
+        begun[node].wait(60.0)
+    outcomes = over_nodes.end([begun[0], *begun[3:]], ranks=0)
+    assert [outcome.code for outcome in outcomes] == [75] * 4, outcomes[0].tail()
+    assert "nobody has this rank's slots: its node is lost, and so is the one that mirrored them" in outcomes[0].output

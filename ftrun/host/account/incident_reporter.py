@@ -145,6 +145,7 @@ class Narrator:
             self._strike(at, at, stuck=event.what, fault=event.fault, evidence=event.evidence)
         elif isinstance(event, Seated):
             at = time.monotonic_ns()
+            self._fold("dropped", {})  # a node that lost its own place before has waited since
             self._strike(at, at, evidence="the node that had these ranks was lost")
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)

@@ -129,6 +129,8 @@ class Worlds:
         `seated`: this node takes the place of a lost one in the middle of a repair.
         """
         self._pool.logs.rank_offset = self._nodes.global_rank(0)
+        if seated:
+            self._forget()  # it may have had a place before, and lost it
         if self.met and not seated:
             self._emit(ev.ServiceReady(time.monotonic(), "store"))
         else:
@@ -178,8 +180,7 @@ class Worlds:
             span=self._nodes.span(),
         )
         if action.fresh and action.attempt:
-            self._services.fd_store.send({"op": "drop"})
-            self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = self._board[Head.MISSED] = 0
+            self._forget()
         if action.rollback:
             gates.decide(self._board, action.generation, action.resume)
         self._board[Head.ATTEMPT] = world.attempt
@@ -190,6 +191,11 @@ class Worlds:
         while len(self._written) > _KEPT:
             forget_world(self._context.run_dir, self._written.pop(0))
         self._agent.on_published(action)
+
+    def _forget(self) -> None:
+        """Forget what workers of an earlier world left here."""
+        self._services.fd_store.send({"op": "drop"})
+        self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = self._board[Head.MISSED] = 0
 
     def _keep_reserve(self) -> None:
         if not self._reserve.keep():

@@ -53,6 +53,9 @@ def read_log(context: Context) -> list[dict[str, Any]]:
         slots: Slots | None = Slots(segment)
     else:
         slots = _slots_of_another(context)  # the fd store that had this rank's slots died with it
+    if slots is None and context.world is not None and context.world.span is not None and context.world.span.mirrored:
+        why = "nobody has this rank's slots: its node is lost, and so is the one that mirrored them (or the rank died before protect)"
+        raise NoSource(Refusal(why, requeue=True))
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")
     return list(map(serialization.decode, slots.log.records()))

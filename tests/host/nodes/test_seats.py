@@ -91,7 +91,7 @@ def test_the_first_node_takes_the_store_with_it() -> None:
     store = play.agents["s"].ready().record or {}
     assert store["host"] == "addr-s"
     other = play.agents["b"]
-    assert other.kinds()[:2] == ["ready", "unstored"] and sorted(other.kinds()[2:]) == ["stops", "stored"], "forgotten before the world stops"
+    assert other.kinds()[:2] == ["ready", "unstored"] and sorted(other.kinds()[2:]) == ["stops", "stored"]
     assert (newest(other, "stored").record or {})["host"] == "addr-s"
     play.agents["b"].member.stopped(0, 1, 3, [])
     play.agents["s"].member.stopped(0, 1, -1, [0, 1])
