@@ -152,7 +152,7 @@ class SwapGroup(ProcessGroup):
 
     def _collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registry, context, in_body = self.registry, self.context, self.registry.position.where is Where.BODY
-        first = args[0] if args and name != "send" else ()
+        first: Any = args[0] if args and name != "send" else ()
         outputs = [first] if type(first) is torch.Tensor else tensors_of(first)
         if registry.local:
             fill_local(name, args)
