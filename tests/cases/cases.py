@@ -92,7 +92,7 @@ CASES: dict[str, Case] = {
     "persistent-workers": Case("persistent_workers", strike="1:1:1", env={"CASE_METHOD": "fork"}),
     # models
     "module-attribute": Case("module_attribute", faults=TWO),
-    "averaged-model": Case("averaged_model", faults=TWO, often=True),
+    "averaged-model": Case("averaged_model", faults=TWO),
     "average-in-place": Case("average_in_place", faults=TWO),
     "channels-last": Case("channels_last", faults=TWO),
     "quantization": Case("quantization", (YES, REFUSED), TWO),
@@ -101,7 +101,7 @@ CASES: dict[str, Case] = {
     "in-a-thread": Case("in_a_thread", (YES, REFUSED), ONE),
     "exec-itself": Case("exec_itself", (SAME,)),
     "environment-first": Case("environment_first", (SAME,)),
-    "shadow": Case("shadow/train", (SAME,), often=True),
+    "shadow": Case("shadow/train", (SAME,)),
     # where a number is kept
     **{
         f"container-{kind}": Case("containers", wanted, ONE, env={"CASE_KIND": kind})

@@ -24,6 +24,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_torchs_own_tests_end_as_under_torchrun(tmp_path: Path) -> None:
     theirs = run.launch("torchrun", tmp_path / "torchrun", TESTS, 60)

@@ -50,10 +50,8 @@ def by_torch(folder: Path, layout: str, *until: int) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["fsdp", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("stages", "hsdp", "ddp"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fsdp", "stages", "hsdp", "ddp"])
 def test_a_run_goes_on_from_its_checkpoint(folder: Path, layout: str) -> None:
     """Ranks die before, while and after checkpoints are written, and after one was read: a replacement reads none.
 
@@ -107,6 +105,7 @@ def test_ranks_die_in_the_middle_of_a_save(folder: Path) -> None:
     assert digests(folder / "out") == expected
 
 
+@pytest.mark.slow
 def test_runs_of_one_id_and_the_steps_after_a_rollback_have_checkpoints_of_their_own(folder: Path) -> None:
     """In step 9 everyone goes back to the snapshot of step 6: what was written of step 8 before is not taken for what comes after."""
     expected = by_torch(folder / "stock", "fsdp", 10)
@@ -121,9 +120,8 @@ def test_runs_of_one_id_and_the_steps_after_a_rollback_have_checkpoints_of_their
     assert digests(folder / "out") == expected
 
 
-@pytest.mark.parametrize(
-    "layout", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow), pytest.param("tp", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tp"])
 def test_another_number_of_ranks(folder: Path, layout: str) -> None:
     """4 to 2, which train on, and 2 to 4: weights and optimizer state are what was saved, as are the scheduler and the step."""
     run(folder, layout, 8)

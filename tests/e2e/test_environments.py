@@ -51,7 +51,8 @@ def container(folder: Path) -> Callable[..., harness.Outcome]:
     return run
 
 
-@pytest.mark.parametrize("start", ["forkserver", pytest.param("exec", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["forkserver", "exec"])
 def test_two_kills_in_a_small_container(
     start: str, stock: Reference, container: Callable[..., harness.Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,8 +42,8 @@ def run(folder: Path, faults: Sequence[Fault], options: Sequence[str] = (), word
     "faults",
     [
         pytest.param([(1, 2, 2)], id="second epoch"),
-        pytest.param([(2, 1, 1), (3, 5, 1), (3, 3, 3)], id="one rank twice and another"),
-        pytest.param([(0, 5, 0), (2, 4, 0)], id="first and third epoch"),
+        pytest.param([(2, 1, 1), (3, 5, 1), (3, 3, 3)], id="one rank twice and another", marks=pytest.mark.slow),
+        pytest.param([(0, 5, 0), (2, 4, 0)], id="first and third epoch", marks=pytest.mark.slow),
         pytest.param([(1, "after", 1)], id="between two epochs"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_rank_that_has_yet_to_ask_for_a_result_is_not_lost_with_the_one_that_d
     assert digests(folder / "out") == expected, outcome.tail()
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_with_a_collective_still_to_come_between_two_epochs(
     folder: Path, expected: dict[str, str], restarts: int
 ) -> None:
@@ -87,7 +87,7 @@ def test_killed_while_another_rank_may_still_be_in_a_collective_between_two_epoc
         assert outcome.code == 0 and digests(folder / "out") == expected, outcome.tail()
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_replacement_repeats_what_follows_an_update(folder: Path, expected: dict[str, str], restarts: int) -> None:
     outcome = run(folder, [(2, "updated", 3)], ["--max-restarts", str(restarts)])
     assert outcome.code == 1 - restarts, outcome.tail()
@@ -99,10 +99,15 @@ def test_no_replacement_repeats_what_follows_an_update(folder: Path, expected: d
     ("faults", "began"),
     [
         pytest.param([(2, 3, 1)], {1: [0, 1, 2, 2, 3]}, id="in a step"),
-        pytest.param([(2, 0, 0), (3, 4, 0), (3, 5, 3)], {0: [0, 1, 2, 2, 3, 3], 3: [0, 1, 2, 3, 3]}, id="three times"),
-        pytest.param([(0, 0, 2)], {2: [0, 0, 1, 2, 3]}, id="in the first step"),
+        pytest.param(
+            [(2, 0, 0), (3, 4, 0), (3, 5, 3)],
+            {0: [0, 1, 2, 2, 3, 3], 3: [0, 1, 2, 3, 3]},
+            id="three times",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([(0, 0, 2)], {2: [0, 0, 1, 2, 3]}, id="in the first step", marks=pytest.mark.slow),
         pytest.param([(1, "after", 3)], {3: [0, 1, 1, 2, 3]}, id="after an epoch's loop"),
-        pytest.param([(3, "after", 2)], {2: [0, 1, 2, 3, 3]}, id="after the last loop"),
+        pytest.param([(3, "after", 2)], {2: [0, 1, 2, 3, 3]}, id="after the last loop", marks=pytest.mark.slow),
     ],
 )
 def test_a_replacement_begins_in_the_epoch_that_runs(
@@ -125,10 +130,14 @@ def test_a_replacement_begins_in_the_epoch_that_runs(
 @pytest.mark.parametrize(
     "faults",
     [
-        pytest.param([(1, "before", 2)], id="before its first collective"),
-        pytest.param([(1, "between", 2)], id="between two collectives"),
+        pytest.param([(1, "before", 2)], id="before its first collective", marks=pytest.mark.slow),
+        pytest.param([(1, "between", 2)], id="between two collectives", marks=pytest.mark.slow),
         pytest.param([(3, "between", 0), (3, "after", 0)], id="in the last one, and after it"),
-        pytest.param([(0, "before", 1), (0, "between", 1), (0, "after", 3), (2, 2, 3), (2, "between", 2)], id="five"),
+        pytest.param(
+            [(0, "before", 1), (0, "between", 1), (0, "after", 3), (2, 2, 3), (2, "between", 2)],
+            id="five",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 @pytest.mark.parametrize("words", [["calls"], ["calls", "resumes"]], ids=["range", "epochs"])

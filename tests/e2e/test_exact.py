@@ -75,7 +75,8 @@ def test_clean_run_equals_torchrun(stock: Reference, folder: Path, config: str) 
     assert re.search(r"ftrun: done: 12 steps in [\d.]+ s, all replicas equal after the last step, logs in ", outcome.output)
 
 
-@pytest.mark.parametrize("config", configs("across"))
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS)
 def test_ten_kills_in_one_run(stock: Reference, folder: Path, config: str) -> None:
     """Rank 0 and another rank, in every phase, one a step."""
     faults = [kill(rank, at, step) for step, (rank, at) in enumerate(((r, at) for at in PHASES for r in (0, 2)), 1)]
@@ -103,6 +104,7 @@ def test_step_0(stock: Reference, folder: Path, at: str) -> None:
     check(stock, folder, "adamw", [kill(1, at, 0)], died=1)
 
 
+@pytest.mark.slow
 def test_two_at_once(stock: Reference, folder: Path) -> None:
     check(stock, folder, "adamw", [kill(0, "backward", 4), kill(3, "backward", 4)], died=2)
 

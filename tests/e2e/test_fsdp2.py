@@ -11,7 +11,7 @@ from tests.e2e import harness
 SCRIPT = harness.SCRIPTS / "fsdp2.py"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_fsdp2_ends_where_torchrun_ends(ranks: int, folder: Path) -> None:
     stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(SCRIPT)]
     stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out")]

@@ -288,6 +288,7 @@ def test_random_faults_on_a_live_run(live: Callable[..., Struck]) -> None:
     assert [(f["rank"], f["step"], f["phase"]) for f in notes] == [(f.rank, f.step, f.at) for f in expected]
 
 
+@pytest.mark.slow
 def test_faults_of_a_device(stock: Reference, folder: Path) -> None:
     """Told to the launcher and marked as simulated; tests/e2e/matrix.py has those that come from a (fake) driver."""
     command = harness.ftrun_command(folder, [*SLOW, "--steps", "24"], options=["--max-replacements", "20"])

@@ -26,7 +26,7 @@ def command(folder: Path, case: str, faults: Sequence[str], *options: str) -> li
     return harness.script_command(folder, SCRIPT, arguments, faults, options=["--max-replacements", "20", *options])
 
 
-OFTEN = ("subgroups", "compiled")
+OFTEN = ("subgroups",)
 
 
 @pytest.mark.parametrize("case", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in KILLS])

@@ -16,10 +16,8 @@ def digests(out: Path) -> list[str]:
     return [(out / f"rank-{rank}.txt").read_text() for rank in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("where", "groups", "spares"),
-    [("start", 1, 0), *(pytest.param("loop", groups, 1, marks=pytest.mark.slow) for groups in (0, 1))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "groups", "spares"), [("start", 1, 0), ("loop", 0, 1), ("loop", 1, 1)])
 def test_the_others_are_patient(folder: Path, where: str, groups: int, spares: int) -> None:
     same = ["--where", where, "--groups", str(groups), "--out"]
     stock = [str(SCRIPT), "--backend", "gloo"]

@@ -28,7 +28,14 @@ def run(folder: Path, rank: int, times: int, when: str) -> harness.Outcome:
     return harness.finish(harness.start(folder, with_bad_link(folder, rank, times, when)))
 
 
-@pytest.mark.parametrize(("rank", "when"), [(2, "after"), (3, "before"), (1, "after")])
+@pytest.mark.parametrize(
+    ("rank", "when"),
+    [
+        pytest.param(2, "after", marks=pytest.mark.slow),
+        (3, "before"),
+        pytest.param(1, "after", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_cannot_connect_gets_new_connections(stock: Reference, folder: Path, rank: int, when: str) -> None:
     outcome = run(folder, rank, 1, when)
     harness.same(stock(), outcome)

@@ -41,6 +41,7 @@ def asked(folder: Path, *command: str, env: dict[str, str] | None = None, codes:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mesh_says_where_its_ranks_are(folder: Path) -> None:
     """While it trains, when a rank was replaced, and after its end; and the end is that of stock torch."""
     arguments = ["--layout", "hsdp", "--steps", "150"]

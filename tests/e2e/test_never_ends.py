@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests import injected
 from tests.e2e import harness
 from tests.e2e.harness import kill
@@ -17,6 +19,7 @@ def weights(outcome: harness.Outcome) -> list[str]:
     return re.findall(r"weights (\w{64})", outcome.output)
 
 
+@pytest.mark.slow
 def test_it_ends_itself_and_is_replaced(folder: Path) -> None:
     """Nobody shuts its connections down, so that rank 2 waits for rank 3, which has left the step."""
     clean = harness.finish(harness.start(folder / "clean", harness.script_command(folder / "clean", SCRIPT, [], [])))

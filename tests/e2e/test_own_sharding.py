@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e import harness
 from tests.e2e.harness import kill
 
@@ -11,6 +13,7 @@ SCRIPT = harness.SCRIPTS / "own_sharding.py"
 KILLS = [kill(1, "forward", 2), kill(2, "backward", 4), kill(0, "backward", 6), kill(3, "update", 8)]
 
 
+@pytest.mark.slow
 def test_deaths_around_a_reduce_scatter_change_nothing(folder: Path) -> None:
     stock = [harness.tool("torchrun"), "--standalone", "--nproc-per-node", "4", str(SCRIPT)]
     stock += ["--backend", "gloo", "--out", str(folder / "stock" / "out")]

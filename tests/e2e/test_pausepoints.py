@@ -14,6 +14,7 @@ from tests.e2e.harness import kill
 POINTS = [point for point in injected.inside.POINTS if point != "restored"]
 
 
+@pytest.mark.slow
 def test_deaths_between_two_writes_one_a_step(stock: Reference, folder: Path) -> None:
     places = [(point, step, 1 + step % 2) for step, point in enumerate(POINTS, 1)]
     pauses = ",".join(f"{point}:{step}:{rank}" for point, step, rank in places)

@@ -153,6 +153,7 @@ def test_service_dies_in_training_and_then_a_rank(
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
+@pytest.mark.slow
 def test_the_fd_store_is_reached_in_a_folder_whose_name_is_too_long_for_a_socket(
     stock: Reference, folder: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_what_is_left_of_a_dead_worker_steps_aside(stock: Reference, begin: Call
     harness.same(stock(), live.finish())
 
 
+@pytest.mark.slow
 def test_a_stall_does_not_wait_until_the_dead_is_reaped(stock: Reference, begin: Callable[..., Live]) -> None:
     """The kernel's word that it runs no more code is enough for memory of the host: taking a large process down takes seconds."""
     live = begin(SLOW)
@@ -333,6 +335,7 @@ def test_launcher_dies_and_nothing_is_left(begin: Callable[..., Live], folder: P
     assert harness.read_journal(folder)[0]["config"]["nproc"] == 4
 
 
+@pytest.mark.slow
 def test_a_rank_dies_while_the_run_directory_is_full(stock: Reference, folder: Path) -> None:
     """As when data loaders have filled /dev/shm; what is kept in reserve is enough for a repair, and is made again."""
     runs = folder / "runs"

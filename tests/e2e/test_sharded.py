@@ -45,6 +45,7 @@ def test_fsdp2_at_every_collective(sharded_stock: Reference, folder: Path) -> No
     assert set(sources(outcome)) == {"adopted in place, 0 B moved"}, outcome.tail()
 
 
+@pytest.mark.slow
 def test_hsdp_at_every_collective_at_gates_and_in_updates(sharded_stock: Reference, folder: Path) -> None:
     """A death at a gate that opens all the same, or in an update: the rank that holds the same shard gives it."""
     faults = [kill(0, "gate", 34), kill(3, "update", 35), kill(1, "update", 36)]
@@ -82,6 +83,7 @@ def test_a_death_in_the_update_goes_back_to_the_snapshot(sharded_stock: Referenc
     )
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_all_ranks_have_outlives_every_death(sharded_stock: Reference, folder: Path) -> None:
     """Rank 2 dies before it takes the snapshot of step 4, and its replacement goes on in the same memory; then rank 1 dies in the update
     before the snapshot of step 8, twice: the others have taken that one, and what they keep beside it must be what ranks 1 and 2 have."""

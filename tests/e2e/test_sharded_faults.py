@@ -22,10 +22,8 @@ STEPS = ["--steps", "12"]
 CALLS = 1200  # of functions of torch's FSDP in a step, at the most
 
 
-@pytest.mark.parametrize(
-    ("layout", "every"),
-    [("fsdp", 151), pytest.param("fsdp", 10, marks=pytest.mark.slow), pytest.param("hsdp", 10, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "every"), [("fsdp", 151), ("fsdp", 10), ("hsdp", 10)])
 def test_an_exception_anywhere_in_fsdp_is_done_again(
     sharded_stock: Reference, folder: Path, layout: str, every: int
 ) -> None:
@@ -56,6 +54,7 @@ def test_a_freeze_before_and_after_every_collective(sharded_stock: Reference, fo
     assert set(sources(outcome)) == {"adopted in place, 0 B moved"}, outcome.tail()
 
 
+@pytest.mark.slow
 def test_two_deaths_at_once_one_in_each_replica(sharded_stock: Reference, folder: Path) -> None:
     """Of different shards: each has its other holder alive, also where both die in the update."""
     pairs = [(0, 3, "backward", 3), (1, 2, "forward", 5), (0, 3, "update", 7), (1, 2, "gate", 9)]

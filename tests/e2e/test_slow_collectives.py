@@ -50,7 +50,8 @@ end(model=ddp, opt=opt)
 """
 
 
-@pytest.mark.parametrize(("how", "answer"), [pytest.param("clean", "no incident", marks=pytest.mark.slow), ("call", "yes")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "answer"), [("clean", "no incident"), ("call", "yes")])
 def test_a_collective_of_seconds_is_no_fault(folder: Path, how: str, answer: str) -> None:
     script = folder / "train.py"
     script.write_text(PRELUDE + SCRIPT.replace("{how}", how))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.e2e import harness
 from tests.e2e.harness import Outcome, fault, kill
 
@@ -57,6 +59,7 @@ def accused(outcome: Outcome) -> list[tuple[str, int]]:
     return [(e["fault"], e["worker"]) for e in outcome.events("Died") if e["fault"] in ("collective", "hang", "link")]
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_out_a_collective_of_a_subgroup_is_replaced(folder: Path) -> None:
     """Ranks 1 and 3 wait for it in their group, rank 0 in another one for them."""
     outcome = run(folder / "skip", "skip", [])
@@ -66,6 +69,7 @@ def test_a_rank_that_leaves_out_a_collective_of_a_subgroup_is_replaced(folder: P
     assert result(outcome) == result(run(folder / "clean", "all", []))
 
 
+@pytest.mark.slow
 def test_survivors_do_not_wait_for_a_slow_start_of_the_replacement(folder: Path) -> None:
     """It meets them in both groups before its script goes on: reset is over long before restore."""
     seconds = 4.0

@@ -80,6 +80,7 @@ def test_what_is_not_kept_is_named_once_with_the_reason(folder: Path, plain: lis
     assert "changed by the loop, and not kept: feed (is a range_iterator), table" in tool(folder, "events", "lab").stdout
 
 
+@pytest.mark.slow
 def test_a_live_run_shows_how_many_and_names_them(folder: Path, plain: list[dict[str, Any]]) -> None:
     command = harness.script_command(folder, SCRIPT, ["feed", "--wait", "8"], (kill(1, "update", 5),), options=("--run-id", "lab"))
     running = harness.start(folder, command)
@@ -130,6 +131,7 @@ def test_values_that_are_kept_are_compared(folder: Path, plain: list[dict[str, A
     assert own == [plain, plain]
 
 
+@pytest.mark.slow
 def test_a_time_is_neither_equal_nor_different(folder: Path) -> None:
     code, runs, result = verify(folder, "times", at="backward")
     assert (code, runs, result["verdict"]) == (0, ["clean", "faults", "again"], "equal"), result
@@ -144,6 +146,7 @@ def test_a_value_that_a_death_loses_is_different(folder: Path) -> None:
     assert result["values"]["equal"] == sorted(NAMES)
 
 
+@pytest.mark.slow
 def test_what_is_not_kept_is_not_compared(folder: Path) -> None:
     """What it says to a person, too."""
     (folder / "plan.toml").write_text(kill(2, "forward", 7))

@@ -52,6 +52,7 @@ def stall(outcome: Outcome) -> tuple[int, int]:
     return incident["began_ns"], incident["began_ns"] + int(1e6 * incident["total_ms"])
 
 
+@pytest.mark.slow
 def test_no_survivor_makes_or_gives_back_memory_in_a_stall(
     clean: Outcome, folder: Path, control: Control, log: Path
 ) -> None:
@@ -97,7 +98,11 @@ def test_memory_that_never_gets_quiet_is_not_used(clean: Outcome, folder: Path, 
         assert [r[key] for r in outcome.ranks] == [r[key] for r in clean.ranks]
 
 
-@pytest.mark.parametrize("demanded", [False, True], ids=["any thread may import", "with a context only"])
+@pytest.mark.parametrize(
+    "demanded",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["any thread may import", "with a context only"],
+)
 def test_the_fd_store_has_a_context_only_where_the_driver_wants_one(
     clean: Outcome, folder: Path, control: Control, log: Path, demanded: bool
 ) -> None:
@@ -114,6 +119,7 @@ def test_the_fd_store_has_a_context_only_where_the_driver_wants_one(
     assert ("cuDevicePrimaryCtxRetain" in its) == demanded
 
 
+@pytest.mark.slow
 def test_memory_that_may_not_be_accessed_costs_the_memory_and_not_the_run(
     clean: Outcome, folder: Path, control: Control
 ) -> None:
@@ -129,7 +135,11 @@ def test_memory_that_may_not_be_accessed_costs_the_memory_and_not_the_run(
         assert [r[key] for r in outcome.ranks] == [r[key] for r in clean.ranks]
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["all ranks on one device", "a device each"])
+@pytest.mark.parametrize(
+    "shared",
+    [pytest.param(True, marks=pytest.mark.slow), False],
+    ids=["all ranks on one device", "a device each"],
+)
 def test_a_spare_has_its_device_open_before_it_is_needed(
     clean: Outcome, folder: Path, control: Control, log: Path, shared: bool
 ) -> None:

@@ -59,6 +59,7 @@ def test_what_is_seen_is_known_by_its_uuid(
     assert ("CUDA_ERROR_NO_DEVICE" in report.get("error", "")) == (not seen)
 
 
+@pytest.mark.slow
 def test_memory_is_found_on_the_device_that_has_it(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made by a process for which the machine's third device is the first."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")

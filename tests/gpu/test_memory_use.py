@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from tests.native import fake
 from tests.native.fake import Control
 
@@ -46,6 +48,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 def test_the_state_is_never_there_twice(control: Control) -> None:
     """Neither the parameters while protect() moves them, nor the optimizer's state after the step that made it."""
     env = {**os.environ, **control.env, "PYTHONPATH": os.fspath(fake.ROOT), "OMP_NUM_THREADS": "1"}

@@ -55,6 +55,7 @@ def test_what_is_asked_for_is_run(tmp_path: Path, control: Control) -> None:
     assert wrong.code == 2 and "no check has 'no such' in its name; the names are:" in wrong.output
 
 
+@pytest.mark.slow
 def test_a_call_that_never_returns_costs_its_own_row(tmp_path: Path, control: Control) -> None:
     control.set(stuck="cuMemImportFromShareableHandle")
     options = ("--only", "fresh process", "--only", "kernels", "--limit", "12")
@@ -68,6 +69,7 @@ def test_a_call_that_never_returns_costs_its_own_row(tmp_path: Path, control: Co
     assert "in fresh_process" in log and "in attach" in log and "__do_sys_pause" in log
 
 
+@pytest.mark.slow
 def test_it_stops_within_its_budget_and_says_what_it_left_out(tmp_path: Path, control: Control) -> None:
     control.set(stuck="cuMemImportFromShareableHandle")  # so that the budget is gone early
     found = pack(tmp_path / "out", "--fake", "--budget", "30", control=control)

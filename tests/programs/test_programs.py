@@ -69,7 +69,7 @@ def _plain(value: Any) -> Any:
 
 
 def _here(kind: str) -> Any:
-    return pytest.param(kind, marks=pytest.mark.slow) if kind in ("nanogpt", "trainer", "prefetch") else kind  # as the rest
+    return kind if kind == "loop" else pytest.param(kind, marks=pytest.mark.slow)
 
 
 @pytest.mark.timeout(400)

@@ -55,7 +55,6 @@ opt.step(); opt.zero_grad()
         after="end(model=ddp, opt=opt, losses=losses, rows=history['rows'])",
         at=_at,
         step=8,
-        often=_at == "update",
     )
 add(
     "best",

@@ -8,7 +8,7 @@ from tests.truth.pattern import END, LEARN, LOADER, METER, PATTERNS, SCALER, SGD
 # ---- what is right, and must be called so ----
 
 for phase in ("forward", "backward", "gate", "update", "idle"):
-    add(f"plain-{phase}", f"a plain loop, killed at {phase}", "yes", LEARN, at=phase, often=phase == "update")
+    add(f"plain-{phase}", f"a plain loop, killed at {phase}", "yes", LEARN, at=phase)
 add("sgd-momentum", "SGD with momentum", "yes", LEARN, setup=SGD, at="update")
 GIVEN = "ddp = DDP(net()); opt = torch.optim.AdamW(ddp.parameters(), lr=0.01)\n"
 SCHEDULED = GIVEN + "sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)\njob = ftrun.protect(ddp, opt, sched)"
@@ -125,7 +125,6 @@ for phase, step in [("backward", 0), ("update", 0), ("forward", 2), ("update", 7
         setup=RESHAPED,
         at=phase,
         step=step,
-        often=step == 7,
         then=kill(0, "gate", 9),
     )
 add(
@@ -409,7 +408,7 @@ for epoch in job.epochs(3):
 """
     + END,
     ("forward", 3, 2),
-    True,
+    False,
     kill(1, "forward", 2) + "epoch = 1\n",
 )
 add(
@@ -421,5 +420,4 @@ add(
     setup=STD + "losses = []",
     after="end(model=ddp, opt=opt, losses=losses)",
     at="idle",
-    often=True,
 )

@@ -33,7 +33,7 @@ def test_pattern(name: str, tmp_path: Path) -> None:
         assert runs.killed.code == 0 and runs.killed.ranks == runs.stock.ranks, runs.killed.output
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 40))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 40))])
 def test_random_script(seed: int, tmp_path: Path) -> None:
     """`python -m tests.truth.random_scripts --seed N` runs one again; `--count N` many."""
     source, faults = random_scripts.script(seed)

@@ -304,7 +304,10 @@ def test_whole_files_are_read(lab: Lab) -> None:
     assert "train.py:3" in run(["status", NAME, "--json"])[1] and "it burns" in run(["status", NAME, "--once"])[1]
 
 
-@pytest.mark.parametrize(("name", "path", "how", "times", "commands"), RUNS, ids=[name for name, *_ in RUNS])
+@pytest.mark.parametrize(
+    ("name", "path", "how", "times", "commands"),
+    [pytest.param(*one, id=one[0], marks=pytest.mark.slow if one[0] in ("journal", "board") else ()) for one in RUNS],
+)
 def test_damaged_run(
     lab: Lab,
     name: str,

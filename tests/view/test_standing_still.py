@@ -209,6 +209,7 @@ def test_a_launcher_that_is_stopped_watches_nothing(looking: Looking) -> None:
         launcher.wait()
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_shown_before_it_is_replaced(folder: Path) -> None:
     """Real processes: rank 2 spins in its backward pass of step 6, the others wait in their all-reduce."""
     plan = (harness.fault("hang", 2, "backward", 6),)

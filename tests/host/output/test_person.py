@@ -41,7 +41,7 @@ def script(ftrun: Ftrun, above: str, inside: str, progress: bool) -> Path:
     return ftrun.script(TRAINS.format(above=above, inside=inside, progress=progress))
 
 
-@pytest.mark.parametrize("stop", ["breakpoint()", "dist.breakpoint(2)"])
+@pytest.mark.parametrize("stop", [pytest.param("breakpoint()", marks=pytest.mark.slow), "dist.breakpoint(2)"])
 def test_one_rank_is_debugged_and_nobody_is_blamed(ftrun: Ftrun, stop: str) -> None:
     above = "breakpoint()" if stop == "breakpoint()" else "pass"
     options = ["--nproc-per-node", "4", "--debug-rank", "2", "--hang-timeout", "2", "--heartbeat-timeout", "2"]
@@ -62,7 +62,7 @@ def test_one_rank_is_debugged_and_nobody_is_blamed(ftrun: Ftrun, stop: str) -> N
     assert not re.search("hung|froze|died|takes over|incident", "\n".join(shown)), shown
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_bar_goes_on_after_a_replacement(ftrun: Ftrun, rank: int) -> None:
     kill = (
         f"os.kill(os.getpid(), signal.SIGKILL) if job.rank == {rank} and os.environ['FTRUN_CELL'] == '{rank}' else None"

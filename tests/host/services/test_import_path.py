@@ -75,7 +75,7 @@ def seen(place: Place, folder: Path, env: dict[str, str], *command: str) -> list
         pytest.param("venv", {"PYTHONSAFEPATH": "1"}, marks=pytest.mark.slow),
         pytest.param("system packages", {}, marks=pytest.mark.slow),
         pytest.param("system packages", {"PYTHONNOUSERSITE": "1"}, marks=pytest.mark.slow),
-        ("user", {}),
+        pytest.param("user", {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

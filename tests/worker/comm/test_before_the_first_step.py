@@ -66,7 +66,13 @@ print("end", rank, hashlib.sha256(state).hexdigest(), flush=True)
 """
 
 
-@pytest.mark.parametrize("before", [EXCHANGE, FAILURE], ids=["point to point", "a failure that the script caught"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(EXCHANGE, id="point to point"),
+        pytest.param(FAILURE, id="a failure that the script caught", marks=pytest.mark.slow),
+    ],
+)
 def test_a_death_after_it_is_repaired(ftrun: Ftrun, before: str) -> None:
     script = ftrun.script(BEGIN + before + TRAIN)
     ends = []

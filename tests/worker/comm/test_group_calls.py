@@ -160,7 +160,9 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("failing", FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize(
+    "failing", [pytest.param(f, id=n, marks=() if n == "world" else pytest.mark.slow) for n, f in FAILING.items()]
+)
 def test_a_group_is_made_again_after_a_timeout(failing: str, ftrun: Ftrun) -> None:
     short = "dist.destroy_process_group(); init(1)\n"
     said = run(ftrun, short + AGAIN.replace("FAILING", failing))

@@ -41,6 +41,7 @@ def both(folder: Path, inside: str, step: int, ranks: int, before: str = "pass")
     return killed, by_torch(folder / "stock", script, ranks)
 
 
+@pytest.mark.slow
 def test_others_that_are_late_are_waited_for(tmp_path: Path) -> None:
     late = f"{LOSS}\n        if step.index == 0 and rank in (0, 3): time.sleep(2)"
     killed, _ = both(tmp_path, late, 0, 4)

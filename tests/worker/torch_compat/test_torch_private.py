@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import ftrun.worker
 from tests.conftest import Ftrun, Run
 from tests.lint import private_names
@@ -80,6 +82,7 @@ def test_every_name_is_there_and_behaves() -> None:
     assert code == 0
 
 
+@pytest.mark.slow
 def test_a_missing_name_and_one_that_behaves_otherwise_are_told_apart() -> None:
     code, answers = asked(WITHOUT)
     gone = answers["torch.distributed.Reducer._reset_state"]
@@ -110,6 +113,7 @@ def test_doctor_says_what_is_missing_and_what_that_costs(tmp_path: Path) -> None
     assert "Reducer._reset_state is missing" in found["text"] and "redone step fails" in found["text"]
 
 
+@pytest.mark.slow
 def test_doctor_only_warns_of_what_sharded_models_need(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_FSDP)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
