@@ -116,6 +116,25 @@ def test_one_that_comes_back_is_a_spare_node() -> None:
     assert [(seat.node, seat.taken_by.id) for seat in seats(play.memory.records, 0)] == [(1, "s"), (1, "b")]
 
 
+@pytest.mark.parametrize("what", ["a rank failed", "a repair", "the end"])
+def test_what_fails_on_a_node_that_lost_its_place_is_nothing_to_the_others(what: str) -> None:
+    """Its workers lost their peers, and its agent hears of that before it looks at the records."""
+    play = play_of()
+    play.frozen.add("b")
+    play.run(LOST)
+    back = play.agents["b"]
+    if what == "a rank failed":
+        back.member.next_round({"kind": "failed", "rank": 2, "cause": "exit 1", "node": 1, "host": "host-b"}, back.now())
+    elif what == "a repair":
+        back.member.stops(0, 2, {"kind": "failed", "rank": 2, "cause": "SIGKILL"})
+    else:
+        back.member.end({"code": 1, "detail": "rank 2 failed"})
+    play.frozen.clear()
+    play.run()
+    assert not {"break.0", "stop.0.2", "over"} & {*play.memory.records}
+    assert (back.heard[-1].record or {})["spare"]
+
+
 def test_two_losses_are_two_incidents() -> None:
     play = play_of("abc", "st", spares=2)
     play.frozen |= {"b", "c"}

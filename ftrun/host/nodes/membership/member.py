@@ -149,7 +149,8 @@ class Member:
         if not self._ready:
             self._hosting = False  # our store ended before anybody knew of it
             return
-        if failure is not None:
+        self._look(now)
+        if failure is not None and self._with_seats(self._table).index(self._me.id) is not None:
             self._failure = {"round": self._table.round, **failure}
             self._break(self._table.round, failure)
         self._join_again(now)
@@ -173,7 +174,7 @@ class Member:
 
     def stops(self, number: int, incident: int, why: Record) -> None:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
-        if self._together is not None and self._about == number:
+        if self._together is not None and self._about == number and not self._is_out():
             self._together.stops(incident, why)
             self._ring()
 
@@ -191,9 +192,16 @@ class Member:
 
     def end(self, record: Record) -> None:
         """End the run for every agent because this one ends for good, if it ever was in the run."""
-        if not self.over and (self._table is not None or self._left >= 0):
+        if not self.over and (self._table is not None or self._left >= 0) and not self._is_out():
             at = self._table.index(self._me.id) if self._table is not None else None
             self._carrier.create(OVER, {"node": at, "host": self._me.host, "by": self._me.id, **record})
+
+    def _is_out(self) -> bool:
+        """Look whether another node has taken this one's place: then the end of its workers is nothing to the others."""
+        if self._table is None:
+            return False
+        self._view = self._carrier.view()
+        return self._with_seats(self._table).index(self._me.id) is None
 
     def leave(self) -> None:
         """Record that nobody needs to wait for this agent any more."""
@@ -206,8 +214,7 @@ class Member:
         """Look at the records, do what is due, and report what the agent must know."""
         if self.over:
             return
-        self._view = self._carrier.view()
-        self._observe(now)
+        self._look(now)
         if OVER in self._view:
             self.over = True
             self._on_news(News("over", self._about, self._view[OVER]))
@@ -217,6 +224,10 @@ class Member:
         else:
             self._take_part(self._table, now)
         self._keep_beating(now)
+
+    def _look(self, now: float) -> None:
+        self._view = self._carrier.view()
+        self._observe(now)
 
     def _observe(self, now: float) -> None:
         paused = now - self._looked > self._terms.keep_alive / 2
