@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
+from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, Running, fault, kill
 from tests.e2e.test_over_nodes import Stock, all_exact
 
@@ -136,3 +137,16 @@ def test_a_node_and_the_one_that_mirrors_it_are_lost(folder: Path) -> None:
     outcomes = over_nodes.end([begun[0], *begun[3:]], ranks=0)
     assert [outcome.code for outcome in outcomes] == [75] * 4, outcomes[0].tail()
     assert "nobody has this rank's slots: its node is lost, and so is the one that mirrored them" in outcomes[0].output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+def test_a_node_whose_cable_is_cut(folder: Path, stock: Stock) -> None:
+    """It ends by itself, since it cannot reach the others any more; nothing on it dies before."""
+    with lans.lan(3) as lan:
+        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        begun = begin(folder, ("--steps", "100", "--stretch", "0.05"), lan=lan, backend=meet)
+        lan.plug(1, into=False)
+        outcomes = end(begun, 1)
+        assert begun[1].process.returncode == 1 and "cannot be reached" in begun[1].output, begun[1].output
+        all_exact(outcomes, stock("--steps", "100", "--stretch", "0.05"), struck=[1])

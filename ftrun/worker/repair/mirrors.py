@@ -28,6 +28,7 @@ from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.recovery_points import BUFFERS, GATE, LENGTH, Slots
 
 _ROOM = 1 << 16  # bytes of a buffer at first
+_MOST_BUFFERS = 16 << 20  # bytes of a rank's buffers, with their copy of the step's start: larger ones are a replica's to give
 _SIZE = struct.Struct("<Q")  # bytes that follow; more than there is room for: they do not
 _PART = struct.Struct("<QQQ")  # rank, offset and size
 _HEAD = struct.Struct("<QQQ")  # of a slot: tag, length and checksum
@@ -48,7 +49,7 @@ class _Own:
         for offset, size in self.slots.grown(self.sent):
             yield offset, view(offset, size)
         offset, size = self.arena.volatile
-        if size and not self.arena.has_gpu:
+        if 0 < size <= _MOST_BUFFERS and not self.arena.has_gpu:
             data, place = self.arena.segment.view(offset, size), Slots.place(BUFFERS)
             head = _HEAD.pack(self.slots.tag(GATE) + 1, size, native.checksum(self.arena.segment.address + offset, size))
             yield place + native.SLOT_HEADER, data

@@ -108,8 +108,8 @@ class Slots:
 
         `sent`: how far each log was copied before; this moves it on.
         """
-        kept = [slot for slot in (*_OF_STEPS, BUFFERS) if self.tag(slot) >= 0]
-        parts = [(slot * _ROOM + _LENGTH, _HEADER - _LENGTH + self.segment.load(slot * _ROOM + _LENGTH)) for slot in kept]
+        whole = [*self._present(), *([BUFFERS] if self.tag(BUFFERS) >= 0 else ())]
+        parts = [(slot * _ROOM + _LENGTH, _HEADER - _LENGTH + self.segment.load(slot * _ROOM + _LENGTH)) for slot in whole]
         for number, log in enumerate((self.log, *self.histories)):
             begin, used = sent.get(number, 0), log.used
             if used == begin:
@@ -120,8 +120,12 @@ class Slots:
         return parts
 
     def tags(self) -> list[tuple[int, int]]:
-        """Return offset and size of the tags."""
-        return [(slot * _ROOM + _TAG, 8) for slot in _OF_STEPS]
+        """Return offset and size of the tags of the slots that `grown` has."""
+        return [(slot * _ROOM + _TAG, 8) for slot in self._present()]
+
+    def _present(self) -> list[int]:
+        """Return the slots of steps that are whole, without gradients of an earlier step."""
+        return [s for s in _OF_STEPS if self.tag(s) >= 0 and (s != LATE or self.tag(s) == self.tag(START))]
 
     def data(self, slot: int) -> memoryview:
         """Return the bytes of a slot, unchecked and not copied."""
