@@ -5,7 +5,8 @@
 All nodes run on this machine, joined by a bridge: its processors are shared by all ranks, and the network is as fast as its memory.
 Step: whole runs of both systems in turn, no fault; the mean of the counted steps of all ranks. Stall: from just before kill(2), on the
 killer's clock, until the slowest rank has finished the first step that nobody finished before. torchrun writes a checkpoint every
-10 steps where something is killed; kills come 5 steps after one.
+10 steps where something is killed; kills come 5 steps after one. With a spare node each node sends its ranks' slots to the next one at
+each gate. A node is lost by SIGKILL of its launcher, which ends its workers; the others miss it after 3 s (keep_alive=3).
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ ROUNDS = 3
 WORLDS = ((1, 1), (2, 2))
 WARM, STEPS = 20, 100
 KILLED_AT, AFTER = 25, 10  # step after which a rank is killed, and steps behind the first new one
-SYSTEMS = ("ftrun", "torchrun")
+SPARE = "ftrun, a spare node"
+SYSTEMS = ("ftrun", SPARE, "torchrun")
 
 
 def start(system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequence[str]) -> list[harness.Running]:
     """Start a launcher for each node."""
-    script, words = runs.SCRIPTS / "train.py", ["--system", system, *words]
+    script, words = runs.SCRIPTS / "train.py", ["--system", system.partition(",")[0], *words]
     (folder / "out").mkdir(parents=True)
     if system == "ftrun":
         return over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan)
+    if system == SPARE:
+        soon = ("--rdzv-conf", "keep_alive=3")
+        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, options=soon, spares=nodes[:1])
+        runs.wait_for(begun[-1], "the spare node", lambda: "this node is a spare" in begun[-1].output, 60)
+        return begun
     begun = []
     for number, ranks in enumerate(nodes):
         own = folder / f"node{number}"
@@ -68,8 +75,8 @@ def step_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int]) -> float:
     return statistics.mean(means)
 
 
-def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: int) -> tuple[float, float]:
-    """Milliseconds of the stall after a kill, and of a step that nothing touched."""
+def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: int, lost: bool = False) -> tuple[float, float]:
+    """Milliseconds of the stall after a rank or, with `lost`, its node was killed, and of a step that nothing touched."""
     ranks = sum(nodes)
     begun = start(system, folder, lan, nodes, ["--steps", str(KILLED_AT + AFTER)])
     runs.wait_for(begun[0], "the steps before the kill", lambda: runs.last_step(folder, victim) >= KILLED_AT - 1, 300)
@@ -78,7 +85,12 @@ def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: 
     time.sleep(step / 2e3)
     before = max(runs.last_step(folder, rank) for rank in range(ranks))
     killed = time.monotonic_ns()
-    os.kill(mine[-1].pid, signal.SIGKILL)
+    if lost:
+        dead = begun.pop(len(nodes) - 1)
+        dead.process.send_signal(signal.SIGKILL)
+        dead.wait(60)
+    else:
+        os.kill(mine[-1].pid, signal.SIGKILL)
     finish(begun)
     new = [min(d.ns for d in runs.read_times(folder, rank) if d.step == before + 1 and d.ns > killed) for rank in range(ranks)]
     shutil.rmtree(folder)
@@ -88,10 +100,10 @@ def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: 
 def main() -> int:
     args = tables.arguments("Measure what several nodes cost, under ftrun and under torchrun.").parse_args()
     root = Path(tempfile.mkdtemp(prefix="ftrun-bench-"))
-    with lans.lan(max(map(len, WORLDS))) as lan:
+    with lans.lan(1 + max(map(len, WORLDS))) as lan:
         rows = measure(lan, root, args.rounds or ROUNDS)
     shutil.rmtree(root)
-    head = ["world", "what", *SYSTEMS, "ftrun over torchrun"]
+    head = ["world", "what", *SYSTEMS, "ftrun over torchrun", "with a spare node over without"]
     tables.write(args.results, "nodes", "Several nodes", head, rows, " ".join((__doc__ or "").split("\n\n")[2].split()))
     return 0
 
@@ -103,16 +115,21 @@ def measure(lan: Lan, root: Path, rounds: int) -> list[list[str]]:
         name = f"{len(nodes)} nodes of {nodes[0]} {'rank' if nodes[0] == 1 else 'ranks'}"
         steps: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         stalls: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+        losses: list[float] = []
         for number in range(rounds):
             for system in SYSTEMS[:: 1 if number % 2 else -1]:
                 steps[system].append(step_of(system, root / "run", lan, nodes))
                 stall, step = stall_of(system, root / "run", lan, nodes, victim=sum(nodes) - 1 - number % 2)
                 stalls[system].append(stall)
+                if system == SPARE:
+                    losses.append(stall_of(system, root / "run", lan, nodes, victim=sum(nodes) - 1, lost=True)[0])
                 print(f"  {name}, {system}, {number}: step {steps[system][-1]:.1f} ms, stall {stall:.0f} ms (step {step:.0f})", flush=True)
         for what, found, digits in (("a step", steps, 3), ("SIGKILL to the end of the first new step", stalls, 3)):
             ratios = [ours / theirs for ours, theirs in zip(found["ftrun"], found["torchrun"], strict=True)]
             cells = [tables.figure(found[system]) for system in SYSTEMS]
-            rows.append([name, what, *cells, tables.figure(ratios, "times", digits)])
+            more = [ours / theirs for ours, theirs in zip(found[SPARE], found["ftrun"], strict=True)]
+            rows.append([name, what, *cells, tables.figure(ratios, "times", digits), tables.figure(more, "times", digits)])
+        rows.append([name, "loss of a node to the end of the first new step", "", tables.figure(losses), "", "", ""])
     return rows
 
 

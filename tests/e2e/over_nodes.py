@@ -13,6 +13,7 @@ from pathlib import Path
 from ftrun.core.errors import PlatformError
 from ftrun.core.shared.board import Board, F, Flag
 from ftrun.core.shared.world import newest_world
+from tests.conftest import wait_for
 from tests.e2e.harness import REFERENCE, TIMEOUT, Outcome, Running, check_journal, read, script_command, start
 from tests.e2e.lan import Lan
 
@@ -32,7 +33,7 @@ def begin(
     """Start a run whose nodes have so many ranks each; every node has a folder of its own below `folder`.
 
     `lan`: the machines to start them on, else this one. `backend`: the options of the rendezvous, with {node} for a node's
-    number, else a shared folder. `spares`: the ranks of spare nodes, which come when the others are in the loop.
+    number, else a shared folder. `spares`: the ranks of spare nodes, which come when the others have met.
     """
     meeting = folder / "meeting"
     meeting.mkdir(mode=0o700, parents=True)
@@ -43,7 +44,7 @@ def begin(
     begun: list[Running] = []
     for number, ranks in enumerate((*nodes, *spares)):
         if number == len(nodes):
-            Killer(begun, 0).wait_for_all(sum(nodes))
+            wait_for(lambda: "world of" in begun[0].output, "a world of the others", TIMEOUT)
         own, address = folder / f"node{number}", "127.0.0.1" if lan is None else lan.address(number)
         told = (*(word.replace("{node}", str(number)) for word in together), "--local-addr", address)
         plan = faults if number < len(nodes) else ()  # a step that is done again on a spare node would end that one, too
