@@ -24,12 +24,12 @@ _ftrun_options() {
         explain) echo '--help' ;;
         inject-fault) echo '--help --rank --at --step --epoch --after --for --wait --yes --random --seed --json' ;;
         metrics) echo '--help --file --port --interval --json' ;;
-        run) echo '--help --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --inexact --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --keep-logs --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --spare-nodes --node-loss --max-node-replacements --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        run) echo '--help --spares --max-replacements --spare-nodes --node-loss --max-node-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --inexact --stop-timeout --recover-timeout --start-timeout --fault-plan --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --dry-run --json --log-format --log-prefix --keep-logs --forward-signals --worker-start --version --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --print-completion --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
         runs) echo '--help --all --json' ;;
         status) echo '--help --once --interval --json' ;;
         stop) echo '--help --wait --yes' ;;
         timeline) echo '--help --incident --format --output --json' ;;
-        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --inexact --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --keep-logs --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --spare-nodes --node-loss --max-node-replacements --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
+        verify) echo '--help --faults --kill-every-phase --json --spares --max-replacements --spare-nodes --node-loss --max-node-replacements --snapshot-every --on-exhausted --xid-policy --quarantine-file --heartbeat-interval --heartbeat-timeout --hang-timeout --hang-floor --hang-ceiling --nonfinite --check-every --inexact --stop-timeout --recover-timeout --start-timeout --random-faults --fault-seed --run-id --config --debug-rank --metrics-file --metrics-port --log-format --log-prefix --keep-logs --forward-signals --worker-start --nproc-per-node --max-restarts --module --no-python --run-path --virtual-local-rank --numa-binding --signals-to-handle --shutdown-timeout --role --log-dir --redirects --tee --log-line-prefix-template --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --nnodes --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf --standalone --node-rank --master-addr --master-port --local-addr --monitor-interval --start-method --event-log-handler --logs-specs' ;;
     esac
 }
 
@@ -53,6 +53,9 @@ _ftrun_value() {
         'metrics --interval') echo 'other' ;;
         'run --spares') echo 'other' ;;
         'run --max-replacements' | 'run --max_replacements') echo 'other' ;;
+        'run --spare-nodes' | 'run --spare_nodes') echo 'other' ;;
+        'run --node-loss' | 'run --node_loss') echo 'words restart repair' ;;
+        'run --max-node-replacements' | 'run --max_node_replacements') echo 'other' ;;
         'run --snapshot-every' | 'run --snapshot_every') echo 'other' ;;
         'run --on-exhausted' | 'run --on_exhausted') echo 'words fail shrink wait' ;;
         'run --xid-policy' | 'run --xid_policy') echo 'file' ;;
@@ -103,9 +106,6 @@ _ftrun_value() {
         'run --node-rank' | 'run --node_rank') echo 'other' ;;
         'run --master-addr' | 'run --master_addr') echo 'other' ;;
         'run --master-port' | 'run --master_port') echo 'other' ;;
-        'run --spare-nodes' | 'run --spare_nodes') echo 'other' ;;
-        'run --node-loss' | 'run --node_loss') echo 'words restart repair' ;;
-        'run --max-node-replacements' | 'run --max_node_replacements') echo 'other' ;;
         'run --local-addr' | 'run --local_addr') echo 'other' ;;
         'run --monitor-interval' | 'run --monitor_interval') echo 'other' ;;
         'run --start-method' | 'run --start_method') echo 'words spawn fork forkserver' ;;
@@ -119,6 +119,9 @@ _ftrun_value() {
         'verify --faults') echo 'file' ;;
         'verify --spares') echo 'other' ;;
         'verify --max-replacements' | 'verify --max_replacements') echo 'other' ;;
+        'verify --spare-nodes' | 'verify --spare_nodes') echo 'other' ;;
+        'verify --node-loss' | 'verify --node_loss') echo 'words restart repair' ;;
+        'verify --max-node-replacements' | 'verify --max_node_replacements') echo 'other' ;;
         'verify --snapshot-every' | 'verify --snapshot_every') echo 'other' ;;
         'verify --on-exhausted' | 'verify --on_exhausted') echo 'words fail shrink wait' ;;
         'verify --xid-policy' | 'verify --xid_policy') echo 'file' ;;
@@ -167,9 +170,6 @@ _ftrun_value() {
         'verify --node-rank' | 'verify --node_rank') echo 'other' ;;
         'verify --master-addr' | 'verify --master_addr') echo 'other' ;;
         'verify --master-port' | 'verify --master_port') echo 'other' ;;
-        'verify --spare-nodes' | 'verify --spare_nodes') echo 'other' ;;
-        'verify --node-loss' | 'verify --node_loss') echo 'words restart repair' ;;
-        'verify --max-node-replacements' | 'verify --max_node_replacements') echo 'other' ;;
         'verify --local-addr' | 'verify --local_addr') echo 'other' ;;
         'verify --monitor-interval' | 'verify --monitor_interval') echo 'other' ;;
         'verify --start-method' | 'verify --start_method') echo 'words spawn fork forkserver' ;;

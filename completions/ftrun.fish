@@ -96,6 +96,9 @@ complete -c ftrun -n '__ftrun_in metrics' -f -a '(__ftrun_runs)'
 complete -c ftrun -n '__ftrun_in run' -s h -l help -d 'Show this message and exit.'
 complete -c ftrun -n '__ftrun_in run' -l spares -d 'Warm spare workers.' -x
 complete -c ftrun -n '__ftrun_in run' -l max-replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
+complete -c ftrun -n '__ftrun_in run' -l spare-nodes -d 'Nodes started beside --nnodes that wait to take a lost one\'s place (on every node the same).' -x
+complete -c ftrun -n '__ftrun_in run' -l node-loss -d 'With spare nodes: repair a lost node\'s ranks in place, or restart all ranks.' -x -a 'restart repair'
+complete -c ftrun -n '__ftrun_in run' -l max-node-replacements -d 'Lost nodes that are replaced in place; after that all ranks restart.' -x
 complete -c ftrun -n '__ftrun_in run' -l snapshot-every -d 'Keep the state in host memory every K steps, for the loss of all its replicas at once (0: never).' -x
 complete -c ftrun -n '__ftrun_in run' -l on-exhausted -d 'Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).' -x -a 'fail shrink wait'
 complete -c ftrun -n '__ftrun_in run' -l xid-policy -d 'What to do about which Xid, from a TOML file.' -r -F
@@ -154,9 +157,6 @@ complete -c ftrun -n '__ftrun_in run' -l standalone -d 'This node only; goes bef
 complete -c ftrun -n '__ftrun_in run' -l node-rank -d 'This node\'s number (static).' -x
 complete -c ftrun -n '__ftrun_in run' -l master-addr -d 'Address of node 0 (static).' -x
 complete -c ftrun -n '__ftrun_in run' -l master-port -d 'Port on node 0 (static; default: 29500).' -x
-complete -c ftrun -n '__ftrun_in run' -l spare-nodes -d 'Nodes started beside --nnodes that wait to take a lost one\'s place (on every node the same).' -x
-complete -c ftrun -n '__ftrun_in run' -l node-loss -d 'With spare nodes: repair a lost node\'s ranks in place, or restart all ranks.' -x -a 'restart repair'
-complete -c ftrun -n '__ftrun_in run' -l max-node-replacements -d 'Lost nodes that are replaced in place; after that all ranks restart.' -x
 complete -c ftrun -n '__ftrun_in run' -l local-addr -d 'Address of this node for the others.' -x
 complete -c ftrun -n '__ftrun_in run' -l monitor-interval -d 'ftrun is told of a failure, it does not poll.' -x
 complete -c ftrun -n '__ftrun_in run' -l start-method -d 'See --worker-start.' -x -a 'spawn fork forkserver'
@@ -186,6 +186,9 @@ complete -c ftrun -n '__ftrun_in verify' -l kill-every-phase -d 'Kill a rank in 
 complete -c ftrun -n '__ftrun_in verify' -l json -d 'The result as JSON.'
 complete -c ftrun -n '__ftrun_in verify' -l spares -d 'Warm spare workers.' -x
 complete -c ftrun -n '__ftrun_in verify' -l max-replacements -d 'Replacements per rank and hour; beyond it exit code 75.' -x
+complete -c ftrun -n '__ftrun_in verify' -l spare-nodes -d 'Nodes started beside --nnodes that wait to take a lost one\'s place (on every node the same).' -x
+complete -c ftrun -n '__ftrun_in verify' -l node-loss -d 'With spare nodes: repair a lost node\'s ranks in place, or restart all ranks.' -x -a 'restart repair'
+complete -c ftrun -n '__ftrun_in verify' -l max-node-replacements -d 'Lost nodes that are replaced in place; after that all ranks restart.' -x
 complete -c ftrun -n '__ftrun_in verify' -l snapshot-every -d 'Keep the state in host memory every K steps, for the loss of all its replicas at once (0: never).' -x
 complete -c ftrun -n '__ftrun_in verify' -l on-exhausted -d 'Without a healthy device: end with code 75, or wait for one (shrink is not supported yet).' -x -a 'fail shrink wait'
 complete -c ftrun -n '__ftrun_in verify' -l xid-policy -d 'What to do about which Xid, from a TOML file.' -r -F
@@ -239,9 +242,6 @@ complete -c ftrun -n '__ftrun_in verify' -l standalone -d 'This node only; goes 
 complete -c ftrun -n '__ftrun_in verify' -l node-rank -d 'This node\'s number (static).' -x
 complete -c ftrun -n '__ftrun_in verify' -l master-addr -d 'Address of node 0 (static).' -x
 complete -c ftrun -n '__ftrun_in verify' -l master-port -d 'Port on node 0 (static; default: 29500).' -x
-complete -c ftrun -n '__ftrun_in verify' -l spare-nodes -d 'Nodes started beside --nnodes that wait to take a lost one\'s place (on every node the same).' -x
-complete -c ftrun -n '__ftrun_in verify' -l node-loss -d 'With spare nodes: repair a lost node\'s ranks in place, or restart all ranks.' -x -a 'restart repair'
-complete -c ftrun -n '__ftrun_in verify' -l max-node-replacements -d 'Lost nodes that are replaced in place; after that all ranks restart.' -x
 complete -c ftrun -n '__ftrun_in verify' -l local-addr -d 'Address of this node for the others.' -x
 complete -c ftrun -n '__ftrun_in verify' -l monitor-interval -d 'ftrun is told of a failure, it does not poll.' -x
 complete -c ftrun -n '__ftrun_in verify' -l start-method -d 'See --worker-start.' -x -a 'spawn fork forkserver'

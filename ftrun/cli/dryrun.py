@@ -86,7 +86,8 @@ def _nodes(settings: Settings) -> str:
     if nodes.backend == "static":
         where = f"{nodes.master_addr or '127.0.0.1'}:{nodes.master_port or 29500}"
         return f"{count}, this is node {nodes.rank}, static at {nodes.endpoint or where}"
-    return f"{count}, {nodes.backend} at {nodes.endpoint or 'localhost'}"
+    spares = f" and {nodes.spares} spare" if nodes.spares else ""
+    return f"{count}{spares}, {nodes.backend} at {nodes.endpoint or 'localhost'}"
 
 
 def _signals(signals: tuple[int, ...]) -> str:

@@ -92,6 +92,15 @@ OPTIONS: tuple[Option, ...] = (
     _own("spares", REPAIR, "Warm spare workers.", "1", "K", **_WHOLE),
     _own("max-replacements", REPAIR, "Replacements per rank and hour; beyond it exit code 75.", "3", "N", **_WHOLE),
     _own(
+        "spare-nodes", REPAIR, "Nodes started beside --nnodes that wait to take a lost one's place (on every node the same).",
+        "0", "N", **_WHOLE,
+    ),
+    _own(
+        "node-loss", REPAIR, "With spare nodes: repair a lost node's ranks in place, or restart all ranks.", "repair", "restart|repair",
+        check=checks.one_of("restart", "repair"),
+    ),
+    _own("max-node-replacements", REPAIR, "Lost nodes that are replaced in place; after that all ranks restart.", "3", "N", **_WHOLE),
+    _own(
         "snapshot-every", REPAIR,
         "Keep the state in host memory every K steps, for the loss of all its replicas at once (0: never).",
         "0", "K", **_WHOLE,
@@ -246,15 +255,6 @@ OPTIONS: tuple[Option, ...] = (
     _theirs("node-rank", NODES, "This node's number (static).", "0", "N", **_WHOLE),
     _theirs("master-addr", NODES, "Address of node 0 (static).", "127.0.0.1", "HOST"),
     _theirs("master-port", NODES, "Port on node 0 (static; default: 29500).", None, "PORT", check=checks.port, takes=(int,)),
-    _own(
-        "spare-nodes", NODES, "Nodes started beside --nnodes that wait to take a lost one's place (on every node the same).",
-        "0", "N", **_WHOLE,
-    ),
-    _own(
-        "node-loss", NODES, "With spare nodes: repair a lost node's ranks in place, or restart all ranks.", "repair", "restart|repair",
-        check=checks.one_of("restart", "repair"),
-    ),
-    _own("max-node-replacements", NODES, "Lost nodes that are replaced in place; after that all ranks restart.", "3", "N", **_WHOLE),
     _theirs("local-addr", NODES, "Address of this node for the others.", None, "HOST"),
     _theirs(
         "monitor-interval", NO_EFFECT, "ftrun is told of a failure, it does not poll.", "0.1", "S",

@@ -366,12 +366,13 @@ class PeerFailed(Event):
 class WorldStops(Event):
     """Another node stops the world of several nodes, to repair it in place. `cause` is for people.
 
-    `incident`: the number that the repair has on every node.
+    `incident`: the number that the repair has on every node. `node_lost`: another node takes a lost one's place.
     """
 
     t: float
     cause: str
     incident: int = 0
+    node_lost: bool = False
 
 
 @dataclass(frozen=True)

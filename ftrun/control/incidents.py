@@ -165,7 +165,8 @@ def _tell_stopped(state: State) -> Result:
 
 def world_stops(config: Config, state: State, event: events.WorldStops) -> Result:
     """Stop with the other nodes; a node whose ranks cannot be repaired in place makes all of them start anew."""
-    if not state.armed or any(w.finished for w in state.workers):
+    left = event.node_lost and any(w.loop_done for w in state.workers)  # who has left the loop meets nobody there any more
+    if not state.armed or left or any(w.finished for w in state.workers):
         return restarts.peer_failed(config, state, events.PeerFailed(event.t, event.cause))
     state, orders = stop(config, state)
     return state, (Say("peer_stops", detail=event.cause), *orders)
@@ -173,6 +174,7 @@ def world_stops(config: Config, state: State, event: events.WorldStops) -> Resul
 
 def seated(config: Config, state: State, event: events.Seated) -> Result:
     """Take the place of a lost node: each of its ranks is replaced, and nothing of them is on this node."""
+    begun, old = state.generation, tuple(Fence(c) for c in state.leaving)  # of a place that this node had before
     state = replace(
         state,
         holder=(None,) * config.nproc,
@@ -181,9 +183,12 @@ def seated(config: Config, state: State, event: events.Seated) -> Result:
         stepped=True,
         store_ready=True,
         attempt_since=event.t,
+        leaving=(),
+        reconnected=False,
+        stood_still=(),
     )
     state, orders = stop(config, state)
-    return state, (Say("seated"), *orders)
+    return state, (Say("seated"), *old, events.ResetGate(begun), *orders)
 
 
 def world_decided(config: Config, state: State, event: events.WorldDecided) -> Result:

@@ -129,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
     ("words", "wanted"),
     [
         ("ftrun stat", ["status"]),
-        ("ftrun --spar", ["--spares"]),
+        ("ftrun --spar", ["--spare-nodes", "--spares"]),
         ("ftrun run --hang-t", ["--hang-timeout"]),
         ("ftrun status --js", ["--json"]),
         ("ftrun --worker-start ''", ["forkserver", "exec"]),
@@ -157,7 +157,7 @@ def test_bash(folder: Path, words: str, wanted: list[str]) -> None:
     ("line", "wanted"),
     [
         ("ftrun stat", ["status"]),
-        ("ftrun --spar", ["--spares"]),
+        ("ftrun --spar", ["--spare-nodes", "--spares"]),
         ("ftrun status --js", ["--json"]),
         ("ftrun --worker-start f", ["forkserver"]),
         ("ftrun train.py --spar", []),

@@ -61,8 +61,8 @@ FILES = {
 # (command line, exit code, what is said); {here} is the folder, {python} the version
 MISTAKES: list[tuple[str, int, str]] = [
     # flags
-    ("--no-such train.py", 2, "there is no option --no-such; did you mean --no-python?"),
-    ("--spare 2 --sparse train.py", 2, "there is no option --sparse; did you mean --spares?"),
+    ("--no-pythn train.py", 2, "there is no option --no-pythn; did you mean --no-python?"),
+    ("--spares 2 --sparess train.py", 2, "there is no option --sparess; did you mean --spares?"),
     ("-x train.py", 2, "there is no option -x; all options: ftrun run --help"),
     ("--spares", 2, "--spares needs a value (K)"),
     ("--spares --standalone train.py", 2, "--spares needs a value (K)"),

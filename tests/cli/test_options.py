@@ -21,7 +21,7 @@ INTERNAL = {"FTRUN_RUN_DIR", "FTRUN_RUNS_ROOT", "FTRUN_CELL", "FTRUN_SPEC", "FTR
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--spare-workers", "1", "train.py"], "there is no option --spare-workers; did you mean --spares?"),
+        (["--spares-kept", "1", "train.py"], "there is no option --spares-kept; did you mean --spares?"),
         (["--nprocs_per_node=2", "train.py"], "there is no option --nprocs_per_node; did you mean --nproc-per-node?"),
         (["--qqq", "train.py"], "there is no option --qqq; all options: ftrun run --help"),
         (["-x", "train.py"], "there is no option -x"),
@@ -29,6 +29,12 @@ INTERNAL = {"FTRUN_RUN_DIR", "FTRUN_RUNS_ROOT", "FTRUN_CELL", "FTRUN_SPEC", "FTR
         (["--max-re=1", "--st", "train.py"], "--st could be --standalone, --start-method, --start-timeout or --stop-"),
         (["--spares", "--standalone", "train.py"], "--spares needs a value (K)"),
         (["--spares"], "--spares needs a value (K)"),
+        (["--spare-nodes", "1", "train.py"], "--spare-nodes is for a run on several nodes; on one node --spares keeps warm workers"),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "--spare-nodes", "1", "train.py"],
+            "--spare-nodes needs --rdzv-backend c10d, file or etcd",
+        ),
+        (["--node-loss", "ignore", "train.py"], "--node-loss must be restart or repair, not 'ignore'"),
         (["--standalone=1", "train.py"], "--standalone takes no value, and got '1'"),
         (["--spares", "-1", "train.py"], "--spares must not be negative, not -1"),
         (["--spares=1.5", "train.py"], "--spares must be a whole number, not '1.5'"),

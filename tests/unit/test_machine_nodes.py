@@ -6,6 +6,7 @@ import pytest
 
 from ftrun.control import events as ev
 from ftrun.control.machine import RunPhase
+from ftrun.control.states import NOWHERE
 from tests.unit.driver import Driver, kinds, only, says
 
 
@@ -71,6 +72,44 @@ def test_a_node_stops_with_another_one() -> None:
     run.close(4)
     assert run.answer("stopped") == (ev.TellStopped(2, 4),)
     assert only(run.send(ev.WorldDecided(0.0, 2, 5)), ev.Publish).replaced == ()
+
+
+def test_a_spare_node_takes_a_place() -> None:
+    """All of its ranks are replaced, by workers that have yet to start; nothing of them is here."""
+    run = Driver(2, 1, shared=True)
+    orders = run.send(ev.Seated(0.0, 3))
+    assert kinds(orders) == ["Say", "ResetGate", "CloseGate", "Deadline"]
+    assert run.close(-1) == (ev.TellStopped(1, -1, (0, 1)),), "nobody here moves"
+    orders = run.send(ev.WorldDecided(0.0, 1, 5))
+    publish = only(orders, ev.Publish)
+    assert (publish.resume, publish.replaced, publish.lost) == (5, (0, 1), (NOWHERE, NOWHERE)) and not publish.fresh
+    assert kinds(orders).count("Spawn") == 2
+    for stage in ("ready", "reset"):
+        assert run.answer(stage) == ()
+    assert run.answer("restored") == (ev.TellRestored(1),)
+    assert ev.OpenGate(1) in run.send(ev.WorldRestored(0.0, 1))
+    run.answer("resumed")
+    assert run.at(RunPhase.RUNNING) and "recovered" in says(run.answer("first_done"))
+
+
+def test_a_node_that_had_a_place_before_takes_another() -> None:
+    """Its old workers are ended at once, and where its gate was is forgotten: the end of one of them begins no world."""
+    run = node()
+    run.send(ev.PeerFailed(0.0, "another one has its place"))
+    old = run.state.leaving
+    assert run.at(RunPhase.RESTARTING) and old
+    orders = run.send(ev.Seated(0.0, 2))
+    assert [order.worker for order in orders if isinstance(order, ev.Fence)] == [*old]
+    assert kinds(orders).index("ResetGate") < kinds(orders).index("CloseGate")
+    for cell in old:
+        run.send(ev.Died(0.0, cell, "SIGKILL"))
+    assert run.at(RunPhase.STOPPING)
+
+
+def test_a_node_is_lost_when_ranks_have_left_the_loop() -> None:
+    run = node()
+    run.send(ev.LoopDone(0.0, run.holder(1), True))
+    assert says(run.send(ev.WorldStops(0.0, "node 1 is gone", 1, node_lost=True))) == ["peer_failed"]
 
 
 @pytest.mark.parametrize("unready", ["not protected", "finished"])

@@ -340,13 +340,14 @@ class Peers:
     def _stops(self, news: News) -> None:
         assert news.record is not None
         incident = int(news.record["incident"])
-        if news.round == self.place.round and incident > self._incident:
+        if news.round == self.place.round:
             self._table = news.table or self._table
+        if news.round == self.place.round and incident > self._incident:
             if self._seated_in:
                 self._seated_in = incident
             self._heard = news.record
             self._listener.note("world-stops", **news.record)
-            self._listener.on_event(ev.WorldStops(time.monotonic(), sentence(news.record), incident))
+            self._listener.on_event(ev.WorldStops(time.monotonic(), sentence(news.record), incident, "seat" in news.record))
 
     def _decided(self, news: News) -> None:
         assert news.record is not None

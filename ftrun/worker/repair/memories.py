@@ -24,6 +24,7 @@ from ftrun.worker.repair.plan import NONE, Peer, Tags
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
 _FAR = 3  # ranks of other nodes that are asked at once
+_TRIES, _PAUSE = 3, 0.2  # to bring this rank's own slots from another node, and seconds in between
 _LOOK, _FAR_LOOK = 0.002, 0.01  # seconds between two looks on this node, and at others
 _T = TypeVar("_T")
 
@@ -169,9 +170,12 @@ def own_slots(context: Context) -> Segment | None:
     where = span.mirror_of(context.rank) if span is not None else None
     if segment is not None or span is None or where is None:
         return segment
-    try:
-        segment = mirrored_slots(where, span.secret, context.rank)
-    except OSError:
+    for _ in range(_TRIES):
+        with contextlib.suppress(OSError):
+            segment = mirrored_slots(where, span.secret, context.rank)
+            break
+        time.sleep(_PAUSE)
+    if segment is None:
         return None
     with contextlib.suppress(OSError):  # without an fd store, a replacement of this worker asks the other node again
         context.fd_store.put(context.rank, "slots", context.cell.index, segment.fd)

@@ -28,6 +28,7 @@ from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.recovery_points import BUFFERS, GATE, LENGTH, Slots
 
 _ROOM = 1 << 16  # bytes of a buffer at first
+_OFTEN = 16  # gates after which a buffer that is too large gets smaller
 _MOST_BUFFERS = 16 << 20  # bytes of a rank's buffers, with their copy of the step's start: larger ones are a replica's to give
 _SIZE = struct.Struct("<Q")  # bytes that follow; more than there is room for: they do not
 _PART = struct.Struct("<QQQ")  # rank, offset and size
@@ -68,6 +69,7 @@ class Mirrors:
         self._data = b""  # what is sent at this gate
         self._room = self._usual = _ROOM  # bytes of a buffer, the same on every node: now, and at the next gate
         self._short = self._was_short = False  # there was too little, at this gate and at the last one
+        self._ample = 0  # gates in a row with twice as much as was needed
 
     def collect(self) -> int:
         """Gather what is new in the slots of this node's ranks. Return how much room it needs."""
@@ -110,9 +112,10 @@ class Mirrors:
         if need > self._room:
             self._room, self._short = need, True
             return True
-        if self._short and self._was_short:
-            self._usual = self._room + self._room // 2
-        self._room, self._short, self._was_short = self._usual, False, self._short
+        self._ample = self._ample + 1 if self._usual > max(2 * need, _ROOM) else 0
+        if (self._short and self._was_short) or self._ample > _OFTEN:
+            self._usual, self._ample = max(need + need // 2, _ROOM), 0
+        self._room, self._short, self._was_short, self._data = self._usual, False, self._short, b""
         return False
 
     def _keep(self, found: memoryview) -> None:

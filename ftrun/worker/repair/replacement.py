@@ -139,6 +139,7 @@ class Restorer:
         self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             kit.hand_over()  # the fd store that these segments came from is gone
+        kit.ledger.slots.invalidate(BUFFERS)
         is_far = decided.replica is not None and self._memories.is_far(decided.replica)
         context.cell[F.SOURCE] = Source.REMOTE if is_far else _SHOWN[decided.weights]
         context.cell[F.SOURCE_BYTES] = moved
@@ -253,9 +254,13 @@ class Restorer:
 
     def _from_another_node(self, slots: Segment, gpu: int | None) -> Arena:
         """Make a new arena: this rank's node was lost, and another one mirrored its slots and, in host memory, its buffers."""
-        self._lost, mirror, arena = True, Slots(slots), self._new_arena(gpu)
+        mirror = Slots(slots)
+        if max(mirror.tag(START), mirror.tag(GATE)) == NONE:
+            why = "its node was lost, and the mirror of its slots was being written"
+            raise NoSource(Refusal(why, requeue=True))
+        self._lost, arena = True, self._new_arena(gpu)
         self.kit.ledger.use(mirror)
-        if arena.has_gpu or mirror.tag(BUFFERS) != mirror.tag(GATE):
+        if arena.has_gpu or mirror.tag(BUFFERS) == NONE or mirror.tag(BUFFERS) != mirror.tag(GATE):
             self._lost_buffers = bool(self.state.buffers)
         elif buffers := mirror.sound(BUFFERS):
             at = arena.reserve("volatile", len(buffers))

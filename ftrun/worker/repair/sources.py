@@ -48,12 +48,15 @@ def read_log(context: Context) -> list[dict[str, Any]]:
         Damaged
     """
     segment = own_slots(context)
+    span = context.world.span if context.world is not None else None
+    mirrored = context.predecessor() is None and span is not None and span.mirrored
+    slots: Slots | None = None
     if segment is not None:
         context.mapped[(context.rank, "slots")] = segment
-        slots: Slots | None = Slots(segment)
-    else:
+        slots = Slots(segment)
+    elif not mirrored:  # a rank of a lost node, whose siblings are as new as it is
         slots = _slots_of_another(context)  # the fd store that had this rank's slots died with it
-    if slots is None and context.world is not None and context.world.span is not None and context.world.span.mirrored:
+    if slots is None and mirrored:
         why = "nobody has this rank's slots: its node is lost, and so is the one that mirrored them (or the rank died before protect)"
         raise NoSource(Refusal(why, requeue=True))
     if slots is None:

@@ -135,6 +135,28 @@ def test_what_fails_on_a_node_that_lost_its_place_is_nothing_to_the_others(what:
     assert (back.heard[-1].record or {})["spare"]
 
 
+def test_a_spare_node_that_ends_is_nothing_to_the_others() -> None:
+    """Also one that had a place before."""
+    play = play_of()
+    play.frozen.add("b")
+    play.run(LOST)
+    play.frozen.clear()
+    play.run()
+    play.agents["b"].member.end({"code": 143, "detail": "SIGTERM"})
+    play.run()
+    assert "over" not in play.memory.records
+
+
+def test_one_that_waited_for_long_still_waits_for_a_restart() -> None:
+    play = play_of(replacements=0)
+    play.run(60.0)
+    play.frozen.add("b")
+    play.run(LOST)
+    assert play.agents["s"].error is None
+    play.run()
+    assert members(play.agents["a"].ready()) == ["a", "s"]
+
+
 def test_two_losses_are_two_incidents() -> None:
     play = play_of("abc", "st", spares=2)
     play.frozen |= {"b", "c"}
@@ -177,6 +199,10 @@ def test_the_same_number_on_every_node() -> None:
     play.run()
     assert "was started with --spare-nodes 0, this one with 1" in str(play.agents["s"].error)
     assert not any(play.agents[who].error for who in "ab")
+    play = play_of(waiting="")
+    play.add("s", replacements=0)
+    play.run()
+    assert "with another --node-loss or --max-node-replacements" in str(play.agents["s"].error)
 
 
 def test_fixed_node_ranks_leave_no_place_for_it() -> None:

@@ -197,10 +197,12 @@ class Member:
             self._carrier.create(OVER, {"node": at, "host": self._me.host, "by": self._me.id, **record})
 
     def _is_out(self) -> bool:
-        """Look whether another node has taken this one's place: then the end of its workers is nothing to the others."""
-        if self._table is None:
-            return False
+        """Look whether the run goes on without this node, as with a spare one: then the end of its workers is nothing to the others."""
         self._view = self._carrier.view()
+        newest = self._latest()
+        broken = newest is None or f"break.{newest.round}" in self._view
+        if self._table is None:
+            return not broken
         return self._with_seats(self._table).index(self._me.id) is None
 
     def leave(self) -> None:
@@ -259,7 +261,8 @@ class Member:
         self._beat += 1
         me = self._me
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
-        terms = {"least": self._terms.least, "most": self._terms.most, "spares": self._terms.spares, "version": VERSION}
+        terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
+        terms |= {"spares": self._terms.spares, "replacements": self._terms.replacements}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
         state["doubts"] = self._doubts
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
@@ -335,8 +338,10 @@ class Member:
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
             self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
+        if spare:
+            self._joining_since = now  # it may be needed much later, and then waits for the others as long as they do for it
         self._report_waiting(target, joiners, last if spare else None)
-        if now - self._joining_since > self._terms.join_timeout and not spare:
+        if now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
 
     def _has_place(self, last: RoundTable) -> bool:
@@ -384,6 +389,10 @@ class Member:
                 raise UsageError(
                     f"node {record.get('host')} was started with --spare-nodes {record.get('spares')}, this one with {terms.spares}; "
                     "use the same on every node, also on the spare ones"
+                )
+            if record.get("replacements") != terms.replacements:
+                raise UsageError(
+                    f"node {record.get('host')} was started with another --node-loss or --max-node-replacements; use the same on every node"
                 )
             if terms.by_rank and record.get("node_rank") == self._me.node_rank and who < self._me.id:
                 raise UsageError(
@@ -474,7 +483,9 @@ class Member:
             return
         table = self._follow_seats(table)
         if table.index(self._me.id) is None:
-            if self._reported != ("broken", number, 0):
+            if not self._ready:
+                self._join_again(now)
+            elif self._reported != ("broken", number, 0):
                 self._reported = ("broken", number, 0)
                 cause = f"the others saw nothing of this node for {self._terms.keep_alive:g} s, and another one has its place"
                 self._on_news(News("broken", number, {"kind": "evicted", "cause": cause}))
@@ -510,6 +521,8 @@ class Member:
 
     def _replace(self, at: int, table: RoundTable, now: float) -> bool:
         """Let a spare node take the place of a lost one. If none can, let all start anew and return False."""
+        if not self._ready and seats(self._view, table.round):
+            return True  # this node has just taken a place: the others see to it
         lost = table.members[at]
         how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
         about: Record = {"node": at, "host": lost.host, "cause": f"node {at} ({lost.host}) {how}"}
