@@ -353,13 +353,15 @@ class DeviceBack(Event):
 class PeerFailed(Event):
     """The world of several nodes is over for a reason outside this node: all nodes start again together.
 
-    `cause` is for people. `node` and `rank` (of the world) name who failed, where that is known.
+    `cause` is for people. `node` and `rank` (of the world) name who failed, where that is known. `evicted`: the world goes on without this
+    node, whose place another one has.
     """
 
     t: float
     cause: str
     node: int | None = None
     rank: int | None = None
+    evicted: bool = False
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def go_on(config: Config, state: State, t: float) -> Result:
 def peer_failed(config: Config, state: State, event: PeerFailed) -> Result:
     """Stop, and meet the other nodes in the next world: another node ended this one."""
     if state.phase is not RunPhase.RESTARTING:
-        return _restart(config, state, event.t, Say("peer_failed", detail=event.cause))
+        return _restart(config, state, event.t, Say("evicted" if event.evicted else "peer_failed", detail=event.cause))
     if not state.store_ready:
         return state, ()
     return replace(state, store_ready=False), (StartService("store"),)  # it broke before we could start in it

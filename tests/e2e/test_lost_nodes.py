@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ftrun.core.shared import gate
+from ftrun.core.shared.board import Board
 from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
@@ -16,7 +18,7 @@ from tests.e2e.test_over_nodes import Stock, all_exact
 
 STEPS = ("--steps", "60", "--stretch", "0.05")
 SOON = ("--rdzv-conf", "keep_alive=2")
-LATE = 50  # a step that comes after the spare node
+LATE = 30  # a step that comes after the spare node
 
 
 def lose(rank: int, at: str, step: int = LATE) -> str:
@@ -28,6 +30,12 @@ def begin(folder: Path, arguments: Sequence[str], faults: Sequence[str] = (), op
     begun = over_nodes.begin(folder, arguments, faults, options=(*SOON, *options), **{"spares": [2], **more})  # type: ignore[arg-type]
     wait_for(lambda: all("this node is a spare" in one.output for one in begun[2:]), "a spare node")
     return begun
+
+
+def wait_for_steps(begun: Sequence[Running]) -> None:
+    """Wait until some gates have opened: before the first one no node mirrors anything."""
+    boards = [Board.open(one.run_dir() / "board") for one in begun]
+    wait_for(lambda: min(gate.unpack(board.gate()).last for board in boards) >= 3, "the first steps", 60.0)
 
 
 def end(begun: list[Running], lost: int) -> list[Outcome]:
@@ -56,6 +64,7 @@ def test_a_node_is_lost_anywhere(phase: str, rank: int, folder: Path, stock: Sto
 @pytest.mark.slow
 def test_only_the_launcher_dies(folder: Path, stock: Stock) -> None:
     begun = begin(folder, STEPS)
+    wait_for_steps(begun[:2])
     begun[1].process.send_signal(signal.SIGKILL)
     all_exact(end(begun, 1), stock(*STEPS), struck=[1])
 
@@ -95,6 +104,7 @@ def test_one_of_three_nodes(folder: Path, stock: Stock) -> None:
 def test_a_launcher_that_was_frozen_comes_back_as_a_spare_node(folder: Path, stock: Stock) -> None:
     steps = ("--steps", "200", "--stretch", "0.05")
     begun = begin(folder, steps)
+    wait_for_steps(begun[:2])
     begun[1].process.send_signal(signal.SIGSTOP)
     wait_for(lambda: "takes its place" in begun[0].output, "the loss")
     wait_for(lambda: "recovered in" in begun[2].output, "the repair")
@@ -126,17 +136,18 @@ def test_a_spare_node_in_a_restart(why: str, folder: Path, stock: Stock) -> None
 
 
 @pytest.mark.slow
-def test_a_node_and_the_one_that_mirrors_it_are_lost(folder: Path) -> None:
-    """Nobody has the slots of rank 1: the run may be started again, from its checkpoint."""
-    begun = over_nodes.begin(
-        folder, STEPS, [lose(1, "backward"), lose(2, "backward")], nodes=(1, 1, 1, 1), options=SOON, spares=[1, 1]
-    )
-    wait_for(lambda: all("this node is a spare" in one.output for one in begun[4:]), "two spare nodes")
-    for node in (1, 2):
+@pytest.mark.parametrize("why", ["the mirror is lost, too", "no gate has opened"])
+def test_a_node_that_nobody_can_replace(why: str, folder: Path, stock: Stock) -> None:
+    """All start from the beginning, and that costs no restart of --max-restarts, which is 0."""
+    first = why == "no gate has opened"
+    faults = [lose(1, "backward", 0)] if first else [lose(1, "backward"), lose(2, "backward")]
+    begun = over_nodes.begin(folder, STEPS, faults, nodes=(1, 1, 1, 1), options=SOON, spares=[1] if first else [1, 1])
+    for node in (1,) if first else (1, 2):
         begun[node].wait(60.0)
-    outcomes = over_nodes.end([begun[0], *begun[3:]], ranks=0)
-    assert [outcome.code for outcome in outcomes] == [75] * 4, outcomes[0].tail()
-    assert "nobody has this rank's slots: its node is lost, and so is the one that mirrored them" in outcomes[0].output
+    outcomes = over_nodes.end([begun[0], *begun[2 if first else 3 :]])
+    for outcome in outcomes:
+        harness.same(stock(*STEPS), outcome)
+    assert "nobody has this rank's slots" in outcomes[0].output, outcomes[0].tail()
 
 
 @pytest.mark.slow
@@ -146,6 +157,7 @@ def test_a_node_whose_cable_is_cut(folder: Path, stock: Stock) -> None:
     with lans.lan(3) as lan:
         meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
         begun = begin(folder, ("--steps", "100", "--stretch", "0.05"), lan=lan, backend=meet)
+        wait_for_steps(begun[:2])
         lan.plug(1, into=False)
         outcomes = end(begun, 1)
         assert begun[1].process.returncode == 1 and "cannot be reached" in begun[1].output, begun[1].output

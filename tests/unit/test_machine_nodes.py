@@ -95,7 +95,7 @@ def test_a_spare_node_takes_a_place() -> None:
 def test_a_node_that_had_a_place_before_takes_another() -> None:
     """Its old workers are ended at once, and where its gate was is forgotten: the end of one of them begins no world."""
     run = node()
-    run.send(ev.PeerFailed(0.0, "another one has its place"))
+    assert says(run.send(ev.PeerFailed(0.0, "another one has its place", evicted=True))) == ["evicted"]
     old = run.state.leaving
     assert run.at(RunPhase.RESTARTING) and old
     orders = run.send(ev.Seated(0.0, 2))

@@ -66,6 +66,7 @@ WORDS = {
     "world_stopped": "rank {rank} failed ({detail}); stopping this node's workers and telling the other nodes",
     "peer_failed": "{detail}; stopping this node's workers",
     "peer_stops": "{detail}; this node stops with it, and they go on together",
+    "evicted": "{detail}; stopping this node's workers",
     "seated": "this node takes the place of one that was lost; its ranks are restored from the other nodes",
     "world_ended": "the run ends: {detail}",
     "spare_died": "spare {worker} ended ({detail})",

@@ -334,7 +334,8 @@ class Peers:
         assert news.record is not None
         reason = news.record
         self._listener.note("world-broken", **reason)
-        happened = ev.PeerFailed(time.monotonic(), sentence(reason), reason.get("node"), reason.get("rank"))
+        evicted = reason.get("kind") == "evicted"
+        happened = ev.PeerFailed(time.monotonic(), sentence(reason), reason.get("node"), reason.get("rank"), evicted)
         self._listener.on_event(happened)
 
     def _stops(self, news: News) -> None:

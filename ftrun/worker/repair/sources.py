@@ -57,7 +57,7 @@ def read_log(context: Context) -> list[dict[str, Any]]:
     elif not mirrored:  # a rank of a lost node, whose siblings are as new as it is
         slots = _slots_of_another(context)  # the fd store that had this rank's slots died with it
     if slots is None and mirrored:
-        why = "nobody has this rank's slots: its node is lost, and so is the one that mirrored them (or the rank died before protect)"
+        why = "nobody has this rank's slots: its node is lost, and so is the one that mirrored them (or no gate had opened yet)"
         raise NoSource(Refusal(why, requeue=True))
     if slots is None:
         raise NoSource("the fd store has no slots of this rank (its fd store died, or the rank died before protect)")

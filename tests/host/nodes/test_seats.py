@@ -147,6 +147,24 @@ def test_a_spare_node_that_ends_is_nothing_to_the_others() -> None:
     assert "over" not in play.memory.records
 
 
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_loss_that_cannot_be_repaired_is_no_charge(repaired: bool) -> None:
+    """What fails later is."""
+    play = play_of("ab", "s", max_restarts=1)
+    play.frozen.add("b")
+    play.run(LOST)
+    if repaired:
+        for who, ranks in (("a", []), ("s", [2, 3])):
+            play.agents[who].member.stopped(0, 1, 3, ranks)
+        play.run()
+        for who in "as":
+            play.agents[who].member.restored(0, 1, 0, False)
+        play.run()
+    play.agents["s"].fail(2, "its state cannot be restored")
+    play.run()
+    assert play.the_world("a", "s") == (1, ["a", "s"], int(repaired))
+
+
 def test_one_that_waited_for_long_still_waits_for_a_restart() -> None:
     play = play_of(replacements=0)
     play.run(60.0)

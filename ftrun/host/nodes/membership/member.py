@@ -417,11 +417,18 @@ class Member:
             order = sorted(first, key=lambda who: (places.get(who, late), natural(self._about_node(who)["host"]), natural(who)))
         gone = [m for m in last.members if self._vanished(m.id, now)] if last is not None else []
         reason = self._why(last, joiners) if last is not None else {}
-        table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order])
+        unrepaired = last is not None and self._loses_in_repair(last.round)
+        table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order], unrepaired)
         if table.restarts > self._terms.max_restarts:
             self._carrier.create(OVER, over_after(reason, self._terms.max_restarts))
         else:
             self._carrier.create(f"round.{target}", replace(table, secret=secrets.token_hex(16)).to_record())
+
+    def _loses_in_repair(self, number: int) -> bool:
+        """Did round `number` break before the place of a lost node was taken for good?"""
+        taken = seats(self._view, number)
+        begun = sum(name.startswith(f"stop.{number}.") for name in self._view)
+        return bool(taken) and not any(f"open.{number}.{i}" in self._view for i in range(taken[-1].incident, begun + 1))
 
     def _why(self, last: RoundTable, joiners: list[str]) -> Record:
         records: list[Record] = [

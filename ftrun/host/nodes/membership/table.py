@@ -52,17 +52,18 @@ class RoundTable:
 
     @staticmethod
     def follow(
-        last: RoundTable | None, reason: Mapping[str, Any], gone: Sequence[Node], nodes: Sequence[Record]
+        last: RoundTable | None, reason: Mapping[str, Any], gone: Sequence[Node], nodes: Sequence[Record], unrepaired: bool = False
     ) -> RoundTable:
         """Return the table after `last`, which ended for `reason`, and whose members `gone` did not come again.
 
         A failure is charged to the restarts of the world, unless a node was lost: then the failure is what the other nodes
-        saw of that loss. If no member of `last` is left, this is another run of the same name, which starts from 0.
+        saw of that loss, or the loss was not repaired (`unrepaired`). If no member of `last` is left, this is another run of the same
+        name, which starts from 0.
         """
         members = tuple(Node(r["id"], r["host"], r["addr"], int(r["nproc"])) for r in nodes)
         if last is None:
             return RoundTable(0, members)
-        charged = reason.get("kind") == "failed" and not gone
+        charged = reason.get("kind") == "failed" and not gone and not unrepaired
         if len(gone) == len(last.members):
             return RoundTable(last.round + 1, members)
         why = f"{', '.join(f'node {last.index(m.id)} ({m.host})' for m in gone)} lost" if gone else sentence(reason)
