@@ -149,7 +149,7 @@ complete -c ftrun -n '__ftrun_in run' -l duplicate-stdout-filters -d 'Copy lines
 complete -c ftrun -n '__ftrun_in run' -l duplicate-stderr-filters -d 'The same for stderr.' -x
 complete -c ftrun -n '__ftrun_in run' -l print-completion -d 'Print the completion file of a shell and exit, as ftrun completions does.' -x -a 'bash zsh fish'
 complete -c ftrun -n '__ftrun_in run' -l nnodes -d 'Nodes.' -x
-complete -c ftrun -n '__ftrun_in run' -l rdzv-backend -d 'How the nodes find each other: static, c10d, file or etcd.' -x
+complete -c ftrun -n '__ftrun_in run' -l rdzv-backend -d 'How the nodes find each other: static, c10d, file, etcd or kubernetes.' -x
 complete -c ftrun -n '__ftrun_in run' -l rdzv-endpoint -d 'Where: HOST[:PORT] (c10d: 29400; etcd: 2379, several with commas), for file a path that all nodes see.' -r -F
 complete -c ftrun -n '__ftrun_in run' -l rdzv-id -d 'The same name for every node of one run.' -x
 complete -c ftrun -n '__ftrun_in run' -l rdzv-conf -d 'More settings: key=value,key=value.' -x
@@ -234,7 +234,7 @@ complete -c ftrun -n '__ftrun_in verify' -l local-ranks-filter -d 'Show only the
 complete -c ftrun -n '__ftrun_in verify' -l duplicate-stdout-filters -d 'Copy lines of stdout that hold one of these texts into one more file.' -x
 complete -c ftrun -n '__ftrun_in verify' -l duplicate-stderr-filters -d 'The same for stderr.' -x
 complete -c ftrun -n '__ftrun_in verify' -l nnodes -d 'Nodes.' -x
-complete -c ftrun -n '__ftrun_in verify' -l rdzv-backend -d 'How the nodes find each other: static, c10d, file or etcd.' -x
+complete -c ftrun -n '__ftrun_in verify' -l rdzv-backend -d 'How the nodes find each other: static, c10d, file, etcd or kubernetes.' -x
 complete -c ftrun -n '__ftrun_in verify' -l rdzv-endpoint -d 'Where: HOST[:PORT] (c10d: 29400; etcd: 2379, several with commas), for file a path that all nodes see.' -r -F
 complete -c ftrun -n '__ftrun_in verify' -l rdzv-id -d 'The same name for every node of one run.' -x
 complete -c ftrun -n '__ftrun_in verify' -l rdzv-conf -d 'More settings: key=value,key=value.' -x

@@ -126,8 +126,8 @@ def nodes(name: str, value: str) -> tuple[int, int]:
 def backend(name: str, value: str) -> str:
     if value == "etcd-v2":  # torch's second name for it; what the servers of today speak is version 3
         return "etcd"
-    if value not in ("static", "c10d", "file", "etcd"):
-        raise UsageError(f"{name} {value} is not supported, use c10d, file or etcd (or static, with --node-rank)")
+    if value not in ("static", "c10d", "file", "etcd", "kubernetes"):
+        raise UsageError(f"{name} {value} is not supported, use c10d, file, etcd or kubernetes (or static, with --node-rank)")
     return value
 
 

@@ -240,7 +240,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _theirs("nnodes", NODES, "Nodes.", "1:1", "N|MIN:MAX", check=checks.nodes, takes=(int, str)),
     _theirs(
-        "rdzv-backend", NODES, "How the nodes find each other: static, c10d, file or etcd.",
+        "rdzv-backend", NODES, "How the nodes find each other: static, c10d, file, etcd or kubernetes.",
         "static", "NAME", check=checks.backend,
     ),
     _theirs(

@@ -250,7 +250,7 @@ def _nodes(values: Values) -> Nodes:
 def _check_nodes(nodes: Nodes, max_restarts: int) -> None:
     from ftrun.cli import checks
 
-    if nodes.endpoint and nodes.backend not in ("file", "etcd"):
+    if nodes.endpoint and nodes.backend not in ("file", "etcd", "kubernetes"):
         checks.endpoint("--rdzv-endpoint", nodes.endpoint)
     if nodes.rank is not None and nodes.backend == "static" and nodes.rank >= nodes.most:
         raise UsageError(f"--node-rank must be below the number of nodes ({nodes.most}), not {nodes.rank}")
@@ -261,7 +261,7 @@ def _check_nodes(nodes: Nodes, max_restarts: int) -> None:
     if nodes.backend == "static" and nodes.least == nodes.most and nodes.rank is None:
         raise UsageError(
             f"--nnodes {nodes.most} needs --node-rank on each node (0 to {nodes.most - 1}) and --master-addr, "
-            "or --rdzv-backend c10d, file or etcd with --rdzv-endpoint"
+            "or --rdzv-backend c10d, file, etcd or kubernetes with --rdzv-endpoint"
         )
     from ftrun.host.nodes.membership import open as rendezvous
 

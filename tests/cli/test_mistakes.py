@@ -168,12 +168,13 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("--nnodes 0 train.py", 2, "--nnodes must be at least 1, and MIN not above MAX, not '0'"),
     (
         "--nnodes 2 train.py", 2,
-        "--nnodes 2 needs --node-rank on each node (0 to 1) and --master-addr, or --rdzv-backend c10d, file or etcd with --rdzv-endpoint",
+        "--nnodes 2 needs --node-rank on each node (0 to 1) and --master-addr, or --rdzv-backend c10d, file, etcd or kubernetes with "
+        "--rdzv-endpoint",
     ),
     ("--nnodes 2 --node-rank 2 train.py", 2, "--node-rank must be below the number of nodes (2), not 2"),
     (
         "--nnodes 2 --rdzv-backend zeus train.py", 2,
-        "--rdzv-backend zeus is not supported, use c10d, file or etcd (or static, with --node-rank)",
+        "--rdzv-backend zeus is not supported, use c10d, file, etcd or kubernetes (or static, with --node-rank)",
     ),
     (
         "--nnodes 2 --rdzv-backend etcd train.py", 2,

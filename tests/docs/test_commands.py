@@ -36,6 +36,7 @@ OTHERS = {"pip install .": "tests/docs/follow.py, in an environment of its own"}
 NOT_RUN = {
     "ftrun --nnodes 2 --rdzv-backend file": "tests/host/nodes starts several nodes",
     "ftrun --nnodes 2 --rdzv-backend etcd": "tests/host/nodes does, with an etcd",
+    "ftrun --nnodes 2 --rdzv-backend kubernetes": "tests/host/nodes does, with an API of its own",
     "ftrun --nnodes 2 --spare-nodes 1": "tests/e2e/test_lost_nodes.py starts spare nodes",
     "ftrun verify ": "test_verify, a slow one",
     "ftrun --nproc-per-node 2 --metrics-file": "tests/view/test_metrics.py has such a run",

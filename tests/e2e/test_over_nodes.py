@@ -13,6 +13,7 @@ from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, kill
 from tests.host.nodes.etcds import RealEtcd, needs_etcd
+from tests.host.nodes.kube import NAMESPACE, OwnKubernetes
 
 EXACT = "bit-identical to an uninterrupted run: yes"
 STEPS = ("--steps", "12")
@@ -157,6 +158,17 @@ def test_nodes_that_meet_in_an_etcd(folder: Path, stock: Stock) -> None:
         all_exact(over_nodes.end(begun), stock(*STEPS), struck=[0, 1])
     finally:
         engine.close()
+
+
+@pytest.mark.slow
+def test_nodes_that_meet_in_kubernetes(folder: Path, stock: Stock) -> None:
+    api = OwnKubernetes()
+    try:
+        meet = ("--rdzv-backend", "kubernetes", "--rdzv-endpoint", api.endpoint, "--rdzv-conf", f"namespace={NAMESPACE}")
+        begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 6), kill(1, "update", 8)], backend=meet)
+        all_exact(over_nodes.end(begun), stock(*STEPS), struck=[0, 1])
+    finally:
+        api.close()
 
 
 @pytest.mark.slow

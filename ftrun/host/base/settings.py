@@ -30,7 +30,7 @@ class Nodes:
     """This node's place among several: torchrun's rendezvous options. `most` 1 = a run on one node.
 
     `spares`: how many spare nodes are started beside them, `max_replacements`: how many lost nodes are replaced until all start anew.
-    `backend` is static, c10d, file or etcd. `rank` None: no --node-rank. Empty strings: the option is not set.
+    `backend` is static, c10d, file, etcd or kubernetes. `rank` None: no --node-rank. Empty strings: the option is not set.
     """
 
     least: int = 1

@@ -16,13 +16,14 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes
-from ftrun.host.nodes.carriers import addresses, client, etcd, folder
+from ftrun.host.nodes.carriers import addresses, client, etcd, folder, kubernetes
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost
 from ftrun.host.nodes.membership import open as opening
 from ftrun.host.nodes.messages import VERSION
 from tests.conftest import wait_for
 from tests.e2e.harness import free_port
 from tests.host.nodes.etcds import OwnEtcd, RealEtcd, needs_etcd
+from tests.host.nodes.kube import NAMESPACE, OwnKubernetes
 
 Opener = Callable[[], Carrier]
 
@@ -43,24 +44,34 @@ def of_etcd(endpoint: str) -> etcd.Etcd:
     return etcd.Etcd(etcd.Gateway(etcd.terms(endpoint, {}, {}), 5.0), "one")
 
 
-@pytest.fixture(params=["folder", "tcp", "etcd", pytest.param("real etcd", marks=needs_etcd)])
+def of_kubernetes(api: OwnKubernetes) -> kubernetes.Kubernetes:
+    terms = kubernetes.terms(api.endpoint, {"namespace": NAMESPACE}, {}, Path("/nowhere"))
+    return kubernetes.Kubernetes(kubernetes.Api(terms, 5.0), "one")
+
+
+@pytest.fixture(params=["folder", "tcp", "etcd", "kubernetes", pytest.param("real etcd", marks=needs_etcd)])
 def carriers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     opened: list[Carrier] = []
     kind: str = request.param
     server = OwnEtcd() if kind == "etcd" else RealEtcd(tmp_path) if kind == "real etcd" else None
+    api = OwnKubernetes() if kind == "kubernetes" else None
     tmp_path.chmod(0o700)
     own = folder.prepare(str(tmp_path), "one")
     port = free_port()
 
     def another() -> Carrier:
+        if api is not None:
+            opened.append(of_kubernetes(api))
+            return opened[-1]
         opened.append(folder.Folder(own, 5.0) if kind == "folder" else of_etcd(server.endpoint) if server else connect(port))
         return opened[-1]
 
     yield another
     for carrier in reversed(opened):
         carrier.close()
-    if server is not None:
-        server.close()
+    for one in (server, api):
+        if one is not None:
+            one.close()
 
 
 def test_everyone_sees_what_one_writes(carriers: Opener) -> None:
@@ -350,7 +361,7 @@ def test_one_node_meets_nobody() -> None:
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        (Nodes(2, 2, backend="zeus"), "is not supported; use static, c10d, file or etcd"),
+        (Nodes(2, 2, backend="zeus"), "is not supported; use static, c10d, file, etcd or kubernetes"),
         (Nodes(2, 2, backend="c10d"), "needs --rdzv-endpoint HOST"),
         (Nodes(2, 2, backend="file"), "needs --rdzv-endpoint FOLDER"),
         (Nodes(1, 2), "node ranks are fixed with static"),

@@ -224,5 +224,5 @@ def test_the_same_number_on_every_node() -> None:
 
 
 def test_fixed_node_ranks_leave_no_place_for_it() -> None:
-    with pytest.raises(UsageError, match="--spare-nodes needs --rdzv-backend c10d, file or etcd"):
+    with pytest.raises(UsageError, match="--spare-nodes needs --rdzv-backend c10d, file, etcd or kubernetes"):
         check(Nodes(2, 2, "static", rank=0, spares=1), 0)

@@ -6,13 +6,16 @@ changed. No carrier compares clocks of machines: an agent that asks whether a pe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ftrun.core.errors import FtrunError
 
 Record = dict[str, Any]
 OVER = "over"  # the record that ends a run for everyone
+_PAUSE = 0.5  # seconds between two tries to find a server
+_T = TypeVar("_T")
 
 
 def session(numbers: Iterable[int], is_over: Callable[[int], bool]) -> tuple[int, list[int]]:
@@ -51,3 +54,31 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """Leave. A carrier that serves other agents waits some seconds until they have left."""
+
+
+def found_in_time(
+    find: Callable[[], _T], join_timeout: float, stopped: Callable[[], bool], on_trouble: Callable[[str], None]
+) -> _T | None:
+    """Return what `find` returns once it raises no OSError; None when `stopped`.
+
+    Args:
+        find: Finds the server of a carrier.
+        join_timeout: Seconds until it must have been found.
+        stopped: Whether to give up.
+        on_trouble: Called once with the reason if the first try fails.
+
+    Raises:
+        CarrierLost: If it was not found until then.
+    """
+    until, waited = time.monotonic() + join_timeout, False
+    while not stopped():
+        try:
+            return find()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise CarrierLost(f"{error} (tried for {join_timeout:g} s); is it running, and can this node reach it?") from None
+            if not waited:
+                waited = True
+                on_trouble(f"{error}; trying for {join_timeout:g} s")
+        time.sleep(min(_PAUSE, join_timeout))
+    return None

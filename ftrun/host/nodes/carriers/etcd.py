@@ -12,28 +12,25 @@ that answered last, then to the others in turn.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
-from ftrun.host.nodes.carriers.addresses import is_loopback, outbound_address, split_endpoint
-from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record, session
+from ftrun.host.nodes.carriers.addresses import outbound_address, split_endpoint
+from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record, found_in_time, session
+from ftrun.host.nodes.carriers.web import Line, client_tls
 
 if TYPE_CHECKING:
     import ssl
-    from http.client import HTTPConnection
 
 PORT = 2379
 # settings of --rdzv-conf; each is also read from ETCDCTL_..., as etcdctl does
 SETTINGS = ("protocol", "cacert", "cert", "key", "user", "password", "insecure-skip-tls-verify")
 _ATTEMPT = 5.0  # seconds at most for one request to one member
-_PAUSE = 0.5  # seconds between two tries to find etcd
 # codes of gRPC in the gateway's answers
 _INVALID, _DENIED, _PRECONDITION, _UNAUTHENTICATED = 3, 7, 9, 16
 _YES = ("true", "1", "yes")
@@ -75,25 +72,11 @@ def terms(endpoint: str, conf: Mapping[str, str], environ: Mapping[str, str] = o
     if len(schemes) > 1 or not schemes <= {"http", "https"}:
         raise UsageError(f"the etcd endpoint {endpoint} must be all http or all https, not {', '.join(sorted(schemes))}")
     user, _, password = of("user").partition(":")
-    tls = _tls(of("cacert"), of("cert"), of("key"), of("insecure-skip-tls-verify").lower() in _YES) if "https" in schemes else None
+    unverified = of("insecure-skip-tls-verify").lower() in _YES
+    tls = client_tls("etcd", of("cacert"), of("cert"), of("key"), unverified) if "https" in schemes else None
     if tls is None and (of("cacert") or of("cert")):
         raise UsageError(f"the etcd endpoint {endpoint} is http, but cacert or cert is set; leave them out, or use https")
     return EtcdTerms(tuple(members), f"etcd at {endpoint}", tls, user, of("password") or password)
-
-
-def _tls(cacert: str, cert: str, key: str, unverified: bool) -> ssl.SSLContext:
-    import ssl
-
-    try:
-        context = ssl.create_default_context(cafile=cacert or None)
-        if cert:
-            context.load_cert_chain(cert, key or None)
-    except (OSError, ssl.SSLError) as error:
-        names = ", ".join(name for name in (cacert, cert, key) if name)
-        raise UsageError(f"cannot use the certificates for etcd ({names}): {error.strerror or error}") from None
-    if unverified:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 class _Refused(Exception):
@@ -111,7 +94,7 @@ class Gateway:
         self._etcd = etcd
         self._timeout = min(_ATTEMPT, max(0.5, patience / (2 * len(etcd.members) + 1)))
         self._at = 0  # number of the member that is asked first
-        self._connection: HTTPConnection | None = None
+        self._line: Line | None = None
         self._token = ""
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Record:
@@ -160,61 +143,34 @@ class Gateway:
             self._token = ""
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Record:
-        from http.client import HTTPException
-
-        connection = self._connected()
         headers = {"Content-Type": "application/json", **({"Authorization": self._token} if self._token else {})}
-        try:
-            connection.request("POST", f"/v3/{path}", json.dumps(body), headers)
-            answer = connection.getresponse()
-            status, data = answer.status, answer.read()
-        except HTTPException as error:
-            raise ConnectionError(f"{type(error).__name__}: {error}") from None
+        line = self._line or Line(*self._etcd.members[self._at], self._etcd.tls, self._timeout)
+        self._line = line
+        status, data = line.ask("POST", f"/v3/{path}", json.dumps(body).encode(), headers)
         try:
             raw = loads(data)
         except ValueError:
             raw = None
         if not isinstance(raw, dict):
-            host, port = self._etcd.members[self._at]
             if status >= 500:
-                raise OSError(f"HTTP {status} from {host}:{port}")  # a proxy before an etcd that is down
+                raise OSError(f"HTTP {status} from {line.where}")  # a proxy before an etcd that is down
             raise UsageError(
-                f"what listens on {host}:{port} does not answer as etcd 3.4 or later does (HTTP {status}); is --rdzv-endpoint the client "
+                f"what listens on {line.where} does not answer as etcd 3.4 or later does (HTTP {status}); is --rdzv-endpoint the client "
                 "port of etcd, and is its gRPC gateway on?"
             )
         if status != 200:
             raise _Refused(int(raw.get("code") or 0), str(raw.get("message") or raw.get("error") or f"HTTP {status}"))
         return raw
 
-    def _connected(self) -> HTTPConnection:
-        if self._connection is None:
-            from http.client import HTTPConnection, HTTPSConnection
-
-            host, port = self._etcd.members[self._at]
-            tls = self._etcd.tls
-            made = (
-                HTTPConnection(host, port, timeout=self._timeout)
-                if tls is None
-                else HTTPSConnection(host, port, timeout=self._timeout, context=tls)
-            )
-            made.connect()
-            self._connection = made
-        return self._connection
-
     def local_addr(self) -> str:
         """Return this machine's address on the way to etcd; towards other machines if etcd runs on this one."""
-        if self._connection is not None and self._connection.sock is not None:
-            addr = str(self._connection.sock.getsockname()[0])
-            if not is_loopback(addr):
-                return addr
-        return outbound_address()
+        return self._line.local_addr() if self._line is not None else outbound_address()
 
     def close(self) -> None:
         """Hang up."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
 
 class Etcd:
@@ -293,18 +249,8 @@ def connect(
         CarrierLost: If etcd has not answered until then.
         UsageError: If it refuses, or is none.
     """
-    gateway, until, waited = Gateway(etcd, patience), time.monotonic() + join_timeout, False
-    while not stopped():
-        try:
-            return Etcd(gateway, run_id)
-        except OSError as error:
-            if time.monotonic() > until:
-                raise CarrierLost(f"{error} (tried for {join_timeout:g} s); is it running, and can this node reach it?") from None
-            if not waited:
-                waited = True
-                on_trouble(f"{error}; trying for {join_timeout:g} s")
-        time.sleep(min(_PAUSE, join_timeout))
-    return None
+    gateway = Gateway(etcd, patience)
+    return found_in_time(lambda: Etcd(gateway, run_id), join_timeout, stopped, on_trouble)
 
 
 def _under(prefix: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes, check_run_id
-from ftrun.host.nodes.carriers import addresses, client, etcd, folder
+from ftrun.host.nodes.carriers import addresses, client, etcd, folder, kubernetes
 from ftrun.host.nodes.carriers.carrier import Carrier
 from ftrun.host.nodes.membership.member import Me, MemberTerms
 from ftrun.host.nodes.membership.session import Opener
@@ -22,6 +22,7 @@ NO_NAME = "none"  # torchrun's run id when none is given
 _LOOK_FOLDER = 0.2  # seconds between two looks
 _LOOK_TCP = 0.1
 _LOOK_ETCD = 0.2
+_LOOK_KUBERNETES = 1.0  # its API server serves the whole cluster
 _SECONDS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive", "beat")
 # settings of torchrun's stores that have no meaning here, so that existing command lines work
 _IGNORED = ("read_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
@@ -33,11 +34,11 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     times = {name: _seconds(name, conf.pop(name)) for name in _SECONDS if name in conf}
     join = conf.pop("join", "late")
     conf.pop("is_host", None)
-    of_etcd = etcd.SETTINGS if nodes.backend == "etcd" else ()
-    for name in (*_IGNORED, *_IGNORED_TOO, *of_etcd):
+    of_backend = {"etcd": etcd.SETTINGS, "kubernetes": kubernetes.SETTINGS}.get(nodes.backend, ())
+    for name in (*_IGNORED, *_IGNORED_TOO, *of_backend):
         conf.pop(name, None)
     if conf:
-        known = ", ".join((*_SECONDS, "join", "is_host", *of_etcd))
+        known = ", ".join((*_SECONDS, "join", "is_host", *of_backend))
         raise UsageError(f"unknown rendezvous setting {', '.join(sorted(conf))}; known are {known}")
     if join not in ("late", "never"):
         raise UsageError(f"rendezvous setting join must be late or never, not {join!r}")
@@ -46,12 +47,12 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     static = nodes.backend == "static"
     if static and nodes.least != nodes.most:
         raise UsageError(
-            f"--nnodes {nodes.least}:{nodes.most} needs --rdzv-backend c10d, file or etcd: node ranks are fixed with static"
+            f"--nnodes {nodes.least}:{nodes.most} needs --rdzv-backend c10d, file, etcd or kubernetes: node ranks are fixed with static"
         )
     if static and not 0 <= (nodes.rank or 0) < nodes.most:
         raise UsageError(f"--node-rank {nodes.rank} must be from 0 to {nodes.most - 1}")
     if static and nodes.spares:
-        raise UsageError("--spare-nodes needs --rdzv-backend c10d, file or etcd: node ranks are fixed with static")
+        raise UsageError("--spare-nodes needs --rdzv-backend c10d, file, etcd or kubernetes: node ranks are fixed with static")
     return MemberTerms(
         least=nodes.least,
         most=nodes.most,
@@ -101,8 +102,10 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
         _server_of(nodes)
     elif nodes.backend == "etcd":
         etcd.terms(nodes.endpoint, nodes.conf)
+    elif nodes.backend == "kubernetes":
+        kubernetes.terms(nodes.endpoint, nodes.conf)
     else:
-        raise UsageError(f"--rdzv-backend {nodes.backend} is not supported; use static, c10d, file or etcd")
+        raise UsageError(f"--rdzv-backend {nodes.backend} is not supported; use static, c10d, file, etcd or kubernetes")
     return terms
 
 
@@ -131,6 +134,8 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
         return _folder_opener(nodes, run_id, terms, me), _LOOK_FOLDER
     if nodes.backend == "etcd":
         return _etcd_opener(nodes, run_id, terms, me), _LOOK_ETCD
+    if nodes.backend == "kubernetes":
+        return _kubernetes_opener(nodes, run_id, terms, me), _LOOK_KUBERNETES
     server, port, serve = _server_of(nodes)
 
     def open_tcp(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
@@ -168,6 +173,18 @@ def _etcd_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[st
         return None if found is None else (found, me(found.local_addr))
 
     return open_etcd
+
+
+def _kubernetes_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
+    where = kubernetes.terms(nodes.endpoint, nodes.conf)
+
+    def open_kubernetes(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
+        found = kubernetes.connect(
+            where, run_id, join_timeout=terms.join_timeout, patience=terms.keep_alive, stopped=stopped, on_trouble=on_trouble
+        )
+        return None if found is None else (found, me(found.local_addr))
+
+    return open_kubernetes
 
 
 def _server_of(nodes: Nodes) -> tuple[str, int, bool | None]:

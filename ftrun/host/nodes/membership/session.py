@@ -16,7 +16,7 @@ from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
 
-_IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world
+_IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world, or a tenth of the usual pause
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
 _PARTING = 8.0  # seconds that `close` waits for the thread
 
@@ -130,7 +130,7 @@ class Session:
                 member.leave()
                 return
             if order is None:
-                order = self._next_order(_IN_REPAIR if member.repairing else self._pause + _EACH_PEER * member.peers)
+                order = self._next_order(max(_IN_REPAIR, self._pause / 10) if member.repairing else self._pause + _EACH_PEER * member.peers)
             else:
                 time.sleep(self._pause)
 
