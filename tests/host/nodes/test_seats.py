@@ -10,7 +10,7 @@ from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes
 from ftrun.host.nodes.membership.member import News
 from ftrun.host.nodes.membership.open import check
-from ftrun.host.nodes.membership.together import seats
+from ftrun.host.nodes.membership.seats import Seats
 from tests.host.nodes.test_membership import Agent, Play
 
 LOST = 6.0  # seconds in which a silent node is missed
@@ -113,7 +113,7 @@ def test_one_that_comes_back_is_a_spare_node() -> None:
     play.run(LOST)
     assert members(newest(play.agents["a"], "stops")) == ["a", "b"]
     assert (back.ready().record or {})["incident"] == 2
-    assert [(seat.node, seat.taken_by.id) for seat in seats(play.memory.records, 0)] == [(1, "s"), (1, "b")]
+    assert [(seat.node, seat.taken_by.id) for seat in Seats(play.memory.records, 0).taken] == [(1, "s"), (1, "b")]
 
 
 @pytest.mark.parametrize("what", ["a rank failed", "a repair", "the end"])

@@ -24,8 +24,9 @@ from typing import Any
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
+from ftrun.host.nodes.membership.seats import Seats
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
-from ftrun.host.nodes.membership.together import Together, seats
+from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
@@ -150,7 +151,7 @@ class Member:
             self._hosting = False  # our store ended before anybody knew of it
             return
         self._look(now)
-        if failure is not None and self._with_seats(self._table).index(self._me.id) is not None:
+        if failure is not None and self._seats(self._table.round).table(self._table).index(self._me.id) is not None:
             self._failure = {"round": self._table.round, **failure}
             self._break(self._table.round, failure)
         self._join_again(now)
@@ -203,7 +204,7 @@ class Member:
         broken = newest is None or f"break.{newest.round}" in self._view
         if self._table is None:
             return not broken
-        return self._with_seats(self._table).index(self._me.id) is None
+        return self._seats(self._table.round).table(self._table).index(self._me.id) is None
 
     def leave(self) -> None:
         """Record that nobody needs to wait for this agent any more."""
@@ -310,12 +311,10 @@ class Member:
         rounds = [int(n.partition(".")[2]) for n in self._view if n.startswith("round.")]
         if not rounds:
             return None
-        return self._with_seats(RoundTable.from_record(self._view[f"round.{max(rounds)}"]))
+        return self._seats(max(rounds)).table(RoundTable.from_record(self._view[f"round.{max(rounds)}"]))
 
-    def _with_seats(self, table: RoundTable) -> RoundTable:
-        for seat in seats(self._view, table.round):
-            table = table.seat(seat.node, seat.taken_by)
-        return table
+    def _seats(self, number: int) -> Seats:
+        return Seats(self._view, number)
 
     def _join(self, now: float) -> None:
         last = self._latest()
@@ -348,8 +347,7 @@ class Member:
         """Does this agent belong to the newest round, which it has not left?"""
         if last.index(self._me.id) is None:
             return False
-        taken = [seat.incident for seat in seats(self._view, last.round) if seat.taken_by.id == self._me.id]
-        return (last.round, max(taken, default=0)) > (self._left, self._left_in)
+        return (last.round, self._seats(last.round).incident_of(self._me.id)) > (self._left, self._left_in)
 
     def _report_waiting(self, target: int, joiners: list[str], running: RoundTable | None) -> None:
         spare = running is not None
@@ -417,18 +415,12 @@ class Member:
             order = sorted(first, key=lambda who: (places.get(who, late), natural(self._about_node(who)["host"]), natural(who)))
         gone = [m for m in last.members if self._vanished(m.id, now)] if last is not None else []
         reason = self._why(last, joiners) if last is not None else {}
-        unrepaired = last is not None and self._loses_in_repair(last.round)
+        unrepaired = last is not None and self._seats(last.round).unrepaired
         table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order], unrepaired)
         if table.restarts > self._terms.max_restarts:
             self._carrier.create(OVER, over_after(reason, self._terms.max_restarts))
         else:
             self._carrier.create(f"round.{target}", replace(table, secret=secrets.token_hex(16)).to_record())
-
-    def _loses_in_repair(self, number: int) -> bool:
-        """Did round `number` break before the place of a lost node was taken for good?"""
-        taken = seats(self._view, number)
-        begun = sum(name.startswith(f"stop.{number}.") for name in self._view)
-        return bool(taken) and not any(f"open.{number}.{i}" in self._view for i in range(taken[-1].incident, begun + 1))
 
     def _why(self, last: RoundTable, joiners: list[str]) -> Record:
         records: list[Record] = [
@@ -462,13 +454,9 @@ class Member:
     def _enter(self, table: RoundTable) -> None:
         self._table, self._ready, self._hosting, self._together = table, False, False, None
         self._about, self._state, self._dirty = table.round, "in", True
-        self._store_name = self._name_of_store(table.round)
+        self._store_name = self._seats(table.round).store
         if self._bells is not None:
             self._bells.use(table.secret)
-
-    def _name_of_store(self, number: int) -> str:
-        first = [seat.incident for seat in seats(self._view, number) if seat.node == 0]
-        return f"store.{number}.{first[-1]}" if first else f"store.{number}"
 
     def _join_again(self, now: float) -> None:
         assert self._table is not None
@@ -512,10 +500,11 @@ class Member:
 
     def _follow_seats(self, table: RoundTable) -> RoundTable:
         """Take over what spare nodes changed: the members, and where the workers meet."""
-        self._table = table = self._with_seats(table)
+        seats = self._seats(table.round)
+        self._table = table = seats.table(table)
         if self._together is not None:
             self._together.members = tuple(member.id for member in table.members)
-        name = self._name_of_store(table.round)
+        name = seats.store
         if not self._ready:
             self._store_name = name
         elif name != self._store_name:
@@ -528,7 +517,7 @@ class Member:
 
     def _replace(self, at: int, table: RoundTable, now: float) -> bool:
         """Let a spare node take the place of a lost one. If none can, let all start anew and return False."""
-        if not self._ready and seats(self._view, table.round):
+        if not self._ready and len(self._seats(table.round)):
             return True  # this node has just taken a place: the others see to it
         lost = table.members[at]
         how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
@@ -544,7 +533,7 @@ class Member:
 
     def _spare_like(self, lost: Node, table: RoundTable, now: float) -> Node | None:
         """Return the spare node that came first, among those with as many ranks as `lost`; None if there is none, or too many were used."""
-        if not self._terms.spares or not self._ready or len(seats(self._view, table.round)) >= self._terms.replacements:
+        if not self._terms.spares or not self._ready or len(self._seats(table.round)) >= self._terms.replacements:
             return None
         waiting = sorted(set(self._joiners(table.round + 1, now)) - {self._me.id}, key=lambda who: self._sights[who].order)
         records = [self._record(who) for who in waiting]
@@ -560,8 +549,8 @@ class Member:
             self._ready = self._stored = True
             members = [member.id for member in table.members]
             self._together = Together(self._carrier, self._me.id, table.round, members, self._tell(table.round))
-            mine = [seat.incident for seat in seats(self._view, table.round) if seat.taken_by.id == self._me.id]
-            self._on_news(News("ready", table.round, {**store, "me": self._me.id, "incident": max(mine, default=0)}, table))
+            seated = self._seats(table.round).incident_of(self._me.id)
+            self._on_news(News("ready", table.round, {**store, "me": self._me.id, "incident": seated}, table))
 
     def _tell(self, number: int) -> Callable[[str, Record], None]:
         return lambda kind, record: self._on_news(News(kind, number, record, self._table))

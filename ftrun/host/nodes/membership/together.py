@@ -24,33 +24,12 @@ think they lead create the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import Carrier, Record
-from ftrun.host.nodes.membership.table import Node
 
 BEGUN, DECIDED, RESTORED = range(3)  # how far an incident is
 Told = Callable[[str, Record], None]
-
-
-@dataclass(frozen=True)
-class Seat:
-    """The place `node` of a lost node that a spare one takes in `incident`."""
-
-    incident: int
-    node: int
-    taken_by: Node
-
-
-def seats(view: Mapping[str, Record], number: int) -> list[Seat]:
-    """Return the places of round `number` that spare nodes took, in the order in which they did."""
-    found, incident = [], 1
-    while (stop := view.get(f"stop.{number}.{incident}")) is not None:
-        if "seat" in stop:
-            found.append(Seat(incident, int(stop["node"]), Node(**stop["seat"])))
-        incident += 1
-    return found
 
 
 class Together:
