@@ -14,7 +14,7 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers import etcd
-from ftrun.host.nodes.carriers.carrier import CarrierLost
+from ftrun.host.nodes.carriers.carrier import CarrierLost, found_in_time
 from tests.host.nodes.agents import Agents
 from tests.host.nodes.etcds import OwnEtcd, RealEtcd, needs_etcd, refusal
 from tests.host.nodes.test_failures import DIES_ONCE
@@ -126,12 +126,12 @@ def test_nobody_there() -> None:
     told: list[str] = []
     terms = etcd.terms("127.0.0.1:1", {}, {})
     with pytest.raises(CarrierLost, match=r"etcd at 127\.0\.0\.1:1 does not answer: Connection refused \(tried for 0\.6 s\)"):
-        etcd.connect(terms, "one", join_timeout=0.6, patience=1.0, stopped=lambda: False, on_trouble=told.append)
+        found_in_time(lambda: etcd.Etcd(etcd.Gateway(terms, 1.0), "one"), 0.6, lambda: False, told.append)
     assert told == ["etcd at 127.0.0.1:1 does not answer: Connection refused; trying for 0.6 s"]
     late = etcd.terms("no-such-name.invalid", {}, {})
     with pytest.raises(CarrierLost, match=r"does not answer: .*(known|resolution)"):
-        etcd.connect(late, "one", join_timeout=0.0, patience=1.0, stopped=lambda: False, on_trouble=told.append)
-    assert etcd.connect(terms, "one", join_timeout=9.0, patience=1.0, stopped=lambda: True, on_trouble=told.append) is None
+        found_in_time(lambda: etcd.Etcd(etcd.Gateway(late, 1.0), "one"), 0.0, lambda: False, told.append)
+    assert found_in_time(lambda: etcd.Etcd(etcd.Gateway(terms, 1.0), "one"), 9.0, lambda: True, told.append) is None
 
 
 def test_terms() -> None:

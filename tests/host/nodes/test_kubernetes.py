@@ -10,7 +10,7 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers import kubernetes
-from ftrun.host.nodes.carriers.carrier import CarrierLost
+from ftrun.host.nodes.carriers.carrier import CarrierLost, found_in_time
 from tests.host.nodes.agents import Agents
 from tests.host.nodes.kube import NAMESPACE, OwnKubernetes, refusal
 from tests.host.nodes.test_worlds import check_world
@@ -127,7 +127,7 @@ def test_nobody_there() -> None:
     told: list[str] = []
     terms = kubernetes.terms("http://127.0.0.1:1", {"namespace": "x"}, {}, NOWHERE)
     with pytest.raises(CarrierLost, match=r"does not answer: Connection refused \(tried for 0\.6 s\)"):
-        kubernetes.connect(terms, "one", join_timeout=0.6, patience=1.0, stopped=lambda: False, on_trouble=told.append)
+        found_in_time(lambda: kubernetes.Kubernetes(kubernetes.Api(terms, 1.0), "one"), 0.6, lambda: False, told.append)
     assert len(told) == 1
 
 

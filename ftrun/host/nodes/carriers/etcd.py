@@ -14,14 +14,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
 from ftrun.host.nodes.carriers.addresses import outbound_address, split_endpoint
-from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record, found_in_time, session
+from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record, session
 from ftrun.host.nodes.carriers.web import Line, client_tls
 
 if TYPE_CHECKING:
@@ -230,27 +230,6 @@ class Etcd:
 
     def close(self) -> None:
         self._gateway.close()
-
-
-def connect(
-    etcd: EtcdTerms, run_id: str, *, join_timeout: float, patience: float, stopped: Callable[[], bool], on_trouble: Callable[[str], None]
-) -> Etcd | None:
-    """Find etcd, and choose the session of a run. None when `stopped`.
-
-    Args:
-        etcd: Where it is.
-        run_id: The run.
-        join_timeout: Seconds until etcd must have answered.
-        patience: Seconds for each request.
-        stopped: Whether to give up.
-        on_trouble: Called once with the reason if the first try fails.
-
-    Raises:
-        CarrierLost: If etcd has not answered until then.
-        UsageError: If it refuses, or is none.
-    """
-    gateway = Gateway(etcd, patience)
-    return found_in_time(lambda: Etcd(gateway, run_id), join_timeout, stopped, on_trouble)
 
 
 def _under(prefix: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from urllib.parse import quote
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
 from ftrun.host.nodes.carriers.addresses import split_endpoint
-from ftrun.host.nodes.carriers.carrier import OVER, Record, found_in_time, session
+from ftrun.host.nodes.carriers.carrier import OVER, Record, session
 from ftrun.host.nodes.carriers.web import Line, client_tls
 
 if TYPE_CHECKING:
@@ -224,32 +224,6 @@ class Kubernetes:
 
     def close(self) -> None:
         self._api.close()
-
-
-def connect(
-    found: KubernetesTerms,
-    run_id: str,
-    *,
-    join_timeout: float,
-    patience: float,
-    stopped: Callable[[], bool],
-    on_trouble: Callable[[str], None],
-) -> Kubernetes | None:
-    """Find the API, and choose the session of a run. None when `stopped`.
-
-    Args:
-        found: Where it is.
-        run_id: The run.
-        join_timeout: Seconds until it must have answered.
-        patience: Seconds for each request.
-        stopped: Whether to give up.
-        on_trouble: Called once with the reason if the first try fails.
-
-    Raises:
-        CarrierLost: If it has not answered until then.
-        UsageError: If it refuses, or is none.
-    """
-    return found_in_time(lambda: Kubernetes(Api(found, patience), run_id), join_timeout, stopped, on_trouble)
 
 
 def _record(notes: Mapping[str, Any]) -> Record | None:

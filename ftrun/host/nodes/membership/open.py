@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes, check_run_id
 from ftrun.host.nodes.carriers import addresses, client, etcd, folder, kubernetes
-from ftrun.host.nodes.carriers.carrier import Carrier
+from ftrun.host.nodes.carriers.carrier import Carrier, found_in_time
 from ftrun.host.nodes.membership.member import Me, MemberTerms
 from ftrun.host.nodes.membership.session import Opener
 
@@ -133,9 +133,11 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
     if nodes.backend == "file":
         return _folder_opener(nodes, run_id, terms, me), _LOOK_FOLDER
     if nodes.backend == "etcd":
-        return _etcd_opener(nodes, run_id, terms, me), _LOOK_ETCD
+        gateway = etcd.Gateway(etcd.terms(nodes.endpoint, nodes.conf), terms.keep_alive)
+        return _opener_of(lambda: etcd.Etcd(gateway, run_id), terms, me), _LOOK_ETCD
     if nodes.backend == "kubernetes":
-        return _kubernetes_opener(nodes, run_id, terms, me), _LOOK_KUBERNETES
+        api = kubernetes.Api(kubernetes.terms(nodes.endpoint, nodes.conf), terms.keep_alive)
+        return _opener_of(lambda: kubernetes.Kubernetes(api, run_id), terms, me), _LOOK_KUBERNETES
     server, port, serve = _server_of(nodes)
 
     def open_tcp(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
@@ -163,28 +165,12 @@ def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[
     return open_folder
 
 
-def _etcd_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
-    where = etcd.terms(nodes.endpoint, nodes.conf)
-
-    def open_etcd(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
-        found = etcd.connect(
-            where, run_id, join_timeout=terms.join_timeout, patience=terms.keep_alive, stopped=stopped, on_trouble=on_trouble
-        )
+def _opener_of(find: Callable[[], etcd.Etcd | kubernetes.Kubernetes], terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
+    def open_found(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
+        found = found_in_time(find, terms.join_timeout, stopped, on_trouble)
         return None if found is None else (found, me(found.local_addr))
 
-    return open_etcd
-
-
-def _kubernetes_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
-    where = kubernetes.terms(nodes.endpoint, nodes.conf)
-
-    def open_kubernetes(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
-        found = kubernetes.connect(
-            where, run_id, join_timeout=terms.join_timeout, patience=terms.keep_alive, stopped=stopped, on_trouble=on_trouble
-        )
-        return None if found is None else (found, me(found.local_addr))
-
-    return open_kubernetes
+    return open_found
 
 
 def _server_of(nodes: Nodes) -> tuple[str, int, bool | None]:
