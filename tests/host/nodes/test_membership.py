@@ -10,8 +10,9 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
-from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
+from ftrun.host.nodes.membership.member import Member, News
 from ftrun.host.nodes.membership.table import RoundTable, root_cause, weight
+from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
 STEP = 0.1
 

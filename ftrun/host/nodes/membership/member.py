@@ -21,47 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.seats import Seats
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
+from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
 from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
 _EAGER_BEAT = 0.2
-
-
-@dataclass(frozen=True)
-class MemberTerms:
-    """The terms that the options set. Times in seconds. `by_rank`: node ranks are given, and each must come.
-
-    `spares`: how many spare nodes are expected beside `most`, 0 = a lost node is not replaced; `replacements`: the most in a round.
-    """
-
-    least: int
-    most: int
-    by_rank: bool = False
-    max_restarts: int = 0
-    join_timeout: float = 600.0
-    last_call: float = 30.0
-    keep_alive: float = 10.0
-    beat: float = 1.0
-    grow: bool = True
-    spares: int = 0
-    replacements: int = 3
-
-
-@dataclass(frozen=True)
-class Me:
-    """Describes this agent. `addr`: where the others reach this machine."""
-
-    id: str
-    host: str
-    addr: str
-    nproc: int
-    node_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -331,7 +300,8 @@ class Member:
             self._last_call_since = None
         joiners = self._joiners(target, now)
         spare = self._terms.spares > 0 and not broken
-        self._check_terms([*joiners, *(member.id for member in last.members)] if last is not None and spare else joiners)
+        known = [*joiners, *(member.id for member in last.members)] if last is not None and spare else joiners
+        check_terms(self._me, self._terms, (record for who in known if who != self._me.id and (record := self._record(who))))
         if broken:
             self._form(last, target, joiners, now)
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
@@ -368,34 +338,6 @@ class Member:
         if self._left >= 0:
             self.end({"code": 1, "detail": text})
         raise CarrierLost(text)
-
-    def _check_terms(self, agents: list[str]) -> None:
-        """Compare the options of these agents with this one's. Raises UsageError if they do not fit together."""
-        terms = self._terms
-        for who in agents:
-            record = self._record(who)
-            if who == self._me.id or not record:
-                continue
-            if record.get("version") != VERSION:
-                raise UsageError(f"node {record.get('host')} runs another version of ftrun; use the same on every node")
-            if (record.get("least"), record.get("most")) != (terms.least, terms.most):
-                raise UsageError(
-                    f"node {record.get('host')} was started with --nnodes {record.get('least')}:{record.get('most')}, this "
-                    f"one with {terms.least}:{terms.most}; use the same on every node"
-                )
-            if record.get("spares") != terms.spares:
-                raise UsageError(
-                    f"node {record.get('host')} was started with --spare-nodes {record.get('spares')}, this one with {terms.spares}; "
-                    "use the same on every node, also on the spare ones"
-                )
-            if record.get("replacements") != terms.replacements:
-                raise UsageError(
-                    f"node {record.get('host')} was started with another --node-loss or --max-node-replacements; use the same on every node"
-                )
-            if terms.by_rank and record.get("node_rank") == self._me.node_rank and who < self._me.id:
-                raise UsageError(
-                    f"node rank {self._me.node_rank} is taken by {record.get('host')}; give every node another --node-rank"
-                )
 
     def _form(self, last: RoundTable | None, target: int, joiners: list[str], now: float) -> None:
         """Close round `target` if it is complete and this agent is the one to do so."""

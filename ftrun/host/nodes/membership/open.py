@@ -13,8 +13,8 @@ from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes, check_run_id
 from ftrun.host.nodes.carriers import addresses, client, etcd, folder, kubernetes
 from ftrun.host.nodes.carriers.carrier import Carrier, found_in_time
-from ftrun.host.nodes.membership.member import Me, MemberTerms
 from ftrun.host.nodes.membership.session import Opener
+from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
 C10D_PORT = 29400
 STATIC_PORT = 29500

@@ -14,7 +14,8 @@ from typing import Any
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
-from ftrun.host.nodes.membership.member import Me, Member, MemberTerms, News
+from ftrun.host.nodes.membership.member import Member, News
+from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
 _IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world, or a tenth of the usual pause
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
