@@ -53,6 +53,7 @@ def start(system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequ
         own = folder / f"node{number}"
         command = [harness.tool("torchrun"), "--nnodes", str(len(nodes)), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
         command += ["--rdzv-endpoint", f"{lan.address(0)}:29499", "--rdzv-id", "many", "--local-addr", lan.address(number)]
+        command += ["--rdzv-conf", f"is_host={str(number == 0).lower()}"]  # it does not know its own address in a namespace
         command += ["--max-restarts", "3", str(script), "--out", str(folder / "out"), *words]
         begun.append(harness.start(own, lan.command(number, command), {"GLOO_SOCKET_IFNAME": "eth0"}))
     return begun
@@ -83,14 +84,16 @@ def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: 
     mine = runs.read_times(folder, victim)
     step = statistics.median((b.ns - a.ns) / 1e6 for a, b in pairwise(mine[5:]))
     time.sleep(step / 2e3)
-    before = max(runs.last_step(folder, rank) for rank in range(ranks))
     killed = time.monotonic_ns()
     if lost:
         dead = begun.pop(len(nodes) - 1)
         dead.process.send_signal(signal.SIGKILL)
         dead.wait(60)
+        time.sleep(0.5)  # its workers end, too
     else:
         os.kill(mine[-1].pid, signal.SIGKILL)
+        time.sleep(0.05)  # an update that had begun is over
+    before = max(runs.last_step(folder, rank) for rank in range(ranks))
     finish(begun)
     new = [min(d.ns for d in runs.read_times(folder, rank) if d.step == before + 1 and d.ns > killed) for rank in range(ranks)]
     shutil.rmtree(folder)
