@@ -184,6 +184,20 @@ def test_two_losses_are_two_incidents() -> None:
     assert [(play.agents[who].ready().record or {})["incident"] for who in "st"] == [1, 2]
 
 
+def test_a_spare_node_takes_one_place_only() -> None:
+    """Both losses are seen before the spare nodes look again."""
+    play = play_of("abc", "st", spares=2)
+    play.frozen |= {"b", "c"}
+    play.run(LOST - 2.0)
+    play.frozen |= {"s", "t"}
+    play.run(2.5)
+    taken = [seat.taken_by.id for seat in Seats(play.memory.records, 0).taken]
+    assert taken == ["s", "t"]
+    play.frozen -= {"s", "t"}
+    play.run()
+    assert members(newest(play.agents["a"], "stops")) == ["a", "s", "t"]
+
+
 @pytest.mark.parametrize("why", ["no spare", "another size", "spent", "turned off"])
 def test_otherwise_all_start_anew(why: str) -> None:
     terms = {"spent": {"replacements": 1}, "turned off": {"replacements": 0}}.get(why, {})

@@ -478,7 +478,8 @@ class Member:
         if not self._terms.spares or not self._ready or len(self._seats(table.round)) >= self._terms.replacements:
             return None
         waiting = sorted(set(self._joiners(table.round + 1, now)) - {self._me.id}, key=lambda who: self._sights[who].order)
-        records = [self._record(who) for who in waiting]
+        # one that has just been given a place may not know it yet, and still says that it waits
+        records = [self._record(who) for who in waiting if table.index(who) is None]
         found = next((r for r in records if r["nproc"] == lost.nproc), None)
         return None if found is None else Node(found["id"], found["host"], found["addr"], int(found["nproc"]))
 
