@@ -141,7 +141,7 @@ def _restart(config: Config, state: State, t: float, said: Say) -> Result:
 
 def go_on(config: Config, state: State, t: float) -> Result:
     """Leave RESTARTING once the old world is gone, the new store answers and the pause is over."""
-    if state.phase is not RunPhase.RESTARTING or state.leaving or not (state.store_ready and state.backoff_over):
+    if state.leaving or not (state.store_ready and state.backoff_over):
         return state, ()
     return open_world(config, state, t)
 

@@ -24,27 +24,14 @@ _AGAIN = 5  # times that slots are read again if they changed on the way
 _Range = tuple[int, int]  # place and length in a segment
 
 
-def mirrored_slots(address: tuple[str, int], secret: str, rank: int) -> Segment:
-    """Bring the slots of a rank whose node is lost from the node that mirrors them, served at `address`.
-
-    Raises:
-        OSError: That node cannot be reached, or has none.
-    """
-    far = FarMemory(address, secret, rank, names=("slots",))
-    try:
-        return far.read_mirror()
-    finally:
-        far.close()
-
-
-class FarMemory:
-    """Arena and slots of `rank`, served at `address` (host, port).
+class _Line:
+    """A connection to the node that serves segments of `rank` at `address` (host, port), each with a mirror of its length here.
 
     Raises:
         OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
     """
 
-    def __init__(self, address: tuple[str, int], secret: str, rank: int, names: Sequence[str] = ("arena", "slots")) -> None:
+    def __init__(self, address: tuple[str, int], secret: str, rank: int, names: Sequence[str]) -> None:
         self._rank, self._secret = rank, secret
         self._sock = socket.create_connection(address, _CONNECT)
         try:
@@ -52,53 +39,13 @@ class FarMemory:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._challenge = far.exactly(self._sock, far.CHALLENGE)
             self._sock.sendall(far.answer(secret, self._challenge))
-            self._mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in names}
+            self.mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in names}
         except OSError:
             self._sock.close()
             raise
-        self.slots = Slots(self._mirrors["slots"])
-        if "arena" in names:
-            self.arena = Arena(self._mirrors["arena"])
 
     def close(self) -> None:
-        """Hang up, and give the mirror of the arena back."""
         self._sock.close()
-        if "arena" in self._mirrors:
-            self._mirrors["arena"].close()
-
-    def look(self) -> None:
-        """Bring the tags of the slots and the commit mark as they are now."""
-        self._read("slots", self.slots.heads())
-        self._read("arena", [self.arena.head])
-
-    def read_slots(self) -> None:
-        """Bring the contents of all slots that are whole, and the logs that they refer to."""
-        self.look()
-        for _ in range(_AGAIN):
-            before = self._tags()
-            self._read("slots", self.slots.contents())
-            self.look()
-            if self._tags() == before:
-                return
-        raise OSError(f"the slots of rank {self._rank} changed while they were read")
-
-    def read_mirror(self) -> Segment:
-        """Bring all slots of steps and all logs. Nobody writes to them: the node that is lost did."""
-        slots = self.slots
-        self._read("slots", slots.all_heads())
-        self._read("slots", slots.grown({}))
-        return slots.segment
-
-    def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> int:
-        """Bring what the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""
-        self._read("arena", [self.arena.head])
-        parts = self.arena.in_use(buffers_only)
-        self._read("arena", parts, moved)
-        self._read("arena", [self.arena.head])
-        return sum(size for _, size in parts)
-
-    def _tags(self) -> list[int]:
-        return [self.slots.tag(slot) for slot in (START, GATE, END)]
 
     def _size(self, name: str) -> int:
         far.send(self._sock, {"op": "size", "rank": self._rank, "name": name})
@@ -107,8 +54,8 @@ class FarMemory:
             raise OSError(f"its node has no {name} of rank {self._rank} in host memory")
         return int(answer["size"])
 
-    def _read(self, name: str, ranges: list[_Range], moved: Callable[[int], None] = lambda size: None) -> None:
-        mirror = self._mirrors[name]
+    def read(self, name: str, ranges: list[_Range], moved: Callable[[int], None] = lambda size: None) -> None:
+        mirror = self.mirrors[name]
         if any(at < 0 or size < 0 or at + size > mirror.length for at, size in ranges):
             raise OSError(f"the {name} of rank {self._rank} changed while it was read")
         far.send(self._sock, {"op": "read", "rank": self._rank, "name": name, "ranges": ranges})
@@ -129,3 +76,70 @@ class FarMemory:
                     raise OSError(f"a part of the {name} of rank {self._rank} does not match its checksum: it was damaged on the way")
                 at += length
                 moved(length)
+
+
+def mirrored_slots(address: tuple[str, int], secret: str, rank: int) -> Segment:
+    """Bring the slots of a rank whose node is lost from the node that mirrors them, served at `address`.
+
+    Nobody writes to them: the lost node did.
+
+    Raises:
+        OSError: That node cannot be reached, or has none.
+    """
+    line = _Line(address, secret, rank, ("slots",))
+    segment = line.mirrors["slots"]
+    try:
+        slots = Slots(segment)
+        line.read("slots", slots.all_heads())
+        line.read("slots", slots.grown({}))
+    except OSError:
+        segment.close()
+        raise
+    finally:
+        line.close()
+    return segment
+
+
+class FarMemory:
+    """Arena and slots of `rank`, served at `address` (host, port).
+
+    Raises:
+        OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: str, rank: int) -> None:
+        self._rank = rank
+        self._line = _Line(address, secret, rank, ("arena", "slots"))
+        self.arena, self.slots = Arena(self._line.mirrors["arena"]), Slots(self._line.mirrors["slots"])
+
+    def close(self) -> None:
+        """Hang up, and give the mirror of the arena back."""
+        self._line.close()
+        self.arena.segment.close()
+
+    def look(self) -> None:
+        """Bring the tags of the slots and the commit mark as they are now."""
+        self._line.read("slots", self.slots.heads())
+        self._line.read("arena", [self.arena.head])
+
+    def read_slots(self) -> None:
+        """Bring the contents of all slots that are whole, and the logs that they refer to."""
+        self.look()
+        for _ in range(_AGAIN):
+            before = self._tags()
+            self._line.read("slots", self.slots.contents())
+            self.look()
+            if self._tags() == before:
+                return
+        raise OSError(f"the slots of rank {self._rank} changed while they were read")
+
+    def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> int:
+        """Bring what the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""
+        self._line.read("arena", [self.arena.head])
+        parts = self.arena.in_use(buffers_only)
+        self._line.read("arena", parts, moved)
+        self._line.read("arena", [self.arena.head])
+        return sum(size for _, size in parts)
+
+    def _tags(self) -> list[int]:
+        return [self.slots.tag(slot) for slot in (START, GATE, END)]

@@ -24,7 +24,7 @@ from ftrun.worker.repair.plan import NONE, Peer, Tags
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
 _FAR = 3  # ranks of other nodes that are asked at once
-_TRIES, _PAUSE = 3, 0.2  # to bring this rank's own slots from another node, and seconds in between
+_PATIENCE = 1.0  # seconds in which this rank's own slots must come from another node that answers with an error
 _LOOK, _FAR_LOOK = 0.002, 0.01  # seconds between two looks on this node, and at others
 _T = TypeVar("_T")
 
@@ -170,13 +170,15 @@ def own_slots(context: Context) -> Segment | None:
     where = span.mirror_of(context.rank) if span is not None else None
     if segment is not None or span is None or where is None:
         return segment
-    for _ in range(_TRIES):
-        with contextlib.suppress(OSError):
+    deadline = time.monotonic() + _PATIENCE
+    while segment is None:
+        seen = context.board.worker_bell()
+        try:
             segment = mirrored_slots(where, span.secret, context.rank)
-            break
-        time.sleep(_PAUSE)
-    if segment is None:
-        return None
+        except OSError:
+            if time.monotonic() > deadline:
+                return None
+            context.board.wait_workers(seen, _FAR_LOOK)
     with contextlib.suppress(OSError):  # without an fd store, a replacement of this worker asks the other node again
         context.fd_store.put(context.rank, "slots", context.cell.index, segment.fd)
     return segment

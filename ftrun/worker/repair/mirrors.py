@@ -13,6 +13,7 @@ room says so and sends nothing; the all-reduce tells all the greatest need, and 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.recovery_points import BUFFERS, GATE, LENGTH, Slots
 
 _ROOM = 1 << 16  # bytes of a buffer at first
-_OFTEN = 16  # gates after which a buffer that is too large gets smaller
+_GATES = 16  # what they needed decides how large the buffers are
 _MOST_BUFFERS = 16 << 20  # bytes of a rank's buffers, with their copy of the step's start: larger ones are a replica's to give
 _SIZE = struct.Struct("<Q")  # bytes that follow; more than there is room for: they do not
 _PART = struct.Struct("<QQQ")  # rank, offset and size
@@ -39,14 +40,13 @@ _HEAD = struct.Struct("<QQQ")  # of a slot: tag, length and checksum
 class _Own:
     """The memory of a rank of this node. `sent`: how far each of its logs was sent."""
 
-    rank: int
     slots: Slots
     arena: Arena
     sent: dict[int, int] = field(default_factory=dict)
 
     def news(self) -> Iterator[tuple[int, bytes | memoryview]]:
         """Yield what is new in the slots, and the buffers in host memory as a slot: places and bytes, the tags last."""
-        view, head = self.slots.segment.view, b""
+        view = self.slots.segment.view
         for offset, size in self.slots.grown(self.sent):
             yield offset, view(offset, size)
         offset, size = self.arena.volatile
@@ -67,9 +67,8 @@ class Mirrors:
         self._own: dict[int, _Own] = {}
         self._kept: dict[int, Slots] = {}
         self._data = b""  # what is sent at this gate
-        self._room = self._usual = _ROOM  # bytes of a buffer, the same on every node: now, and at the next gate
-        self._short = self._was_short = False  # there was too little, at this gate and at the last one
-        self._ample = 0  # gates in a row with twice as much as was needed
+        self._room = _ROOM  # bytes of a buffer, the same on every node
+        self._needs: deque[int] = deque([0] * _GATES, _GATES)  # the most that a node needed at the last gates
 
     def collect(self) -> int:
         """Gather what is new in the slots of this node's ranks. Return how much room it needs."""
@@ -87,7 +86,7 @@ class Mirrors:
         slots, arena = (fetch(self._context, rank, name) for name in ("slots", "arena"))
         if slots is None or arena is None:
             return None
-        self._own[rank] = _Own(rank, Slots(slots), Arena(arena))
+        self._own[rank] = _Own(Slots(slots), Arena(arena))
         return self._own[rank]
 
     def exchange(self, nodes: SwapGroup) -> bool:
@@ -108,14 +107,14 @@ class Mirrors:
         return True
 
     def again(self, need: int) -> bool:
-        """Must all nodes send again? `need`: the most room that one of them needs."""
+        """Must all nodes send again? `need`: the most room that one of them needs. If not, decide about the buffers of the next gate."""
         if need > self._room:
-            self._room, self._short = need, True
+            self._room = need
             return True
-        self._ample = self._ample + 1 if self._usual > max(2 * need, _ROOM) else 0
-        if (self._short and self._was_short) or self._ample > _OFTEN:
-            self._usual, self._ample = max(need + need // 2, _ROOM), 0
-        self._room, self._short, self._was_short, self._data = self._usual, False, self._short, b""
+        self._data = b""
+        self._needs.append(need)
+        usual = sorted(self._needs)[-2]  # one large gate makes no other one dear
+        self._room = max(usual + usual // 2, _ROOM)
         return False
 
     def _keep(self, found: memoryview) -> None:

@@ -140,6 +140,7 @@ def test_terms(tmp_path: Path) -> None:
     assert kubernetes.terms("http://127.0.0.1:8001", {}, {}, tmp_path).tls is None
     wrong = [
         ("", {}, {}, "finds the API by itself in a pod only"),
+        ("http://a", {"namespace": "a/b"}, {}, "'a/b' is no name of a namespace"),
         ("ftp://a", {}, {}, "must be http or https, not ftp"),
         ("http://a", {"token": "/nowhere"}, {}, "there is no token in /nowhere"),
         ("https://a", {"cacert": "/nowhere.crt"}, {}, r"cannot use the certificates for the Kubernetes API \(/nowhere.crt\)"),

@@ -15,11 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
@@ -82,6 +82,8 @@ def terms(
     namespace = conf.get("namespace") or _first_line(account / "namespace")
     if not namespace:
         raise UsageError("--rdzv-backend kubernetes needs --rdzv-conf namespace=NAME outside a pod")
+    if not re.fullmatch(r"[a-z0-9-]{1,63}", namespace):
+        raise UsageError(f"{namespace!r} is no name of a namespace of Kubernetes: small letters, digits and '-'")
     token = Path(conf["token"]) if conf.get("token") else account / "token"
     if conf.get("token") and not _first_line(token):
         raise UsageError(f"there is no token in {token} (--rdzv-conf token=FILE)")
@@ -104,7 +106,7 @@ class Api:
     def __init__(self, found: KubernetesTerms, patience: float) -> None:
         self._terms = found
         self._line = Line(found.host, found.port, found.tls, min(_ATTEMPT, max(0.5, patience / 3)))
-        self._path = f"/apis/{_GROUP}/namespaces/{quote(found.namespace)}/leases"
+        self._path = f"/apis/{_GROUP}/namespaces/{found.namespace}/leases"
 
     def ask(self, method: str, name: str = "", body: Mapping[str, Any] | None = None, query: str = "") -> tuple[int, Record]:
         """Send a request; return status and answer of one that was granted, or found no object or one of that name.
@@ -139,11 +141,11 @@ class Api:
                 f"{self._terms.where} refuses {method} on leases: {why or f'HTTP {status}'}; the service account needs a role with get, "
                 f"list, create, patch and delete on leases in {_GROUP.partition('/')[0]}"
             )
-        if status >= 500 or status in (408, 429):
+        if status >= 500 or status in (408, 429) or (status == _CONFLICT and method == "PATCH"):
             raise OSError(f"{self._terms.where} does not answer: {why or f'HTTP {status}'}")
         if status == 422:
             raise UsageError(f"{self._terms.where} refuses a record of this run: {why}")
-        granted = status in (_OK, _CREATED) or (status == _NOT_FOUND and named) or (status == _CONFLICT and method in ("POST", "PATCH"))
+        granted = status in (_OK, _CREATED) or (status == _NOT_FOUND and named) or (status == _CONFLICT and method == "POST")
         if not isinstance(raw, dict) or not granted:
             raise UsageError(f"what answers as {self._terms.where} has no {_GROUP}: {why or f'HTTP {status}'}")
         return raw
@@ -164,7 +166,6 @@ class Kubernetes:
         self._run = run_id
         self._label = hashlib.sha256(run_id.encode()).hexdigest()[:40]  # a label may have 63 characters, and not all of a run's
         self._writer = os.urandom(8).hex()
-        self._patched: set[str] = set()  # records that this agent has written
         self._session = self._choose()
         self.local_addr = api.local_addr()
 
@@ -179,7 +180,7 @@ class Kubernetes:
 
     def _objects(self) -> list[tuple[int, str, Record]]:
         """Return session, name and record of all objects of this run."""
-        _, found = self._api.ask("GET", query=f"?labelSelector={quote(f'{_RUN}={self._label}', safe='')}")
+        _, found = self._api.ask("GET", query=f"?labelSelector={_RUN.replace('/', '%2F')}%3D{self._label}")
         objects = []
         for item in found.get("items") or ():
             notes = item.get("metadata", {}).get("annotations") or {}
@@ -193,15 +194,10 @@ class Kubernetes:
         return {name: found["record"] for number, name, found in self._objects() if number == self._session}
 
     def put(self, name: str, record: Record) -> None:
-        place = self._object(self._session, name)
-        if name in self._patched:
-            status, _ = self._api.ask("PATCH", place, {"metadata": {"annotations": {_RECORD: self._value(record)}}})
-            if status == _OK:
-                return
-        status, _ = self._api.ask("POST", body=self._lease(name, record))
-        self._patched.add(name)
-        if status == _CONFLICT:  # an answer was lost
-            self._api.ask("PATCH", place, {"metadata": {"annotations": {_RECORD: self._value(record)}}})
+        change = {"metadata": {"annotations": {_RECORD: self._value(record)}}}
+        status, _ = self._api.ask("PATCH", self._object(self._session, name), change)
+        if status == _NOT_FOUND:
+            self._api.ask("POST", body=self._lease(name, record))  # if it is there by now, the answer to our own first try was lost
 
     def create(self, name: str, record: Record) -> bool:
         status, _ = self._api.ask("POST", body=self._lease(name, record))

@@ -86,9 +86,8 @@ class Member:
         self._left = -1  # the last round that we have left, or were not in,
         self._left_in = 0  # and the incident in which another node took our place there
         self._table: RoundTable | None = None  # of the round that we are in, with the seats that spare nodes took
-        self._store_name = ""  # of the record that says where its workers meet
         self._ready = False
-        self._stored = False  # the agent knows the store that the record `_store_name` tells
+        self._met_at = ""  # the record that told this agent where the workers meet, "" = none, or that store is lost
         self._together: Together | None = None  # from when the workers of that round can meet
         self._hosting = False
         self._doubts: Record = {}  # of this agent's ranks, once they have finished
@@ -120,7 +119,7 @@ class Member:
             self._hosting = False  # our store ended before anybody knew of it
             return
         self._look(now)
-        if failure is not None and self._seats(self._table.round).table(self._table).index(self._me.id) is not None:
+        if failure is not None and not self._lost_place(self._table):
             self._failure = {"round": self._table.round, **failure}
             self._break(self._table.round, failure)
         self._join_again(now)
@@ -128,7 +127,7 @@ class Member:
     def store_up(self, host: str, port: int) -> None:
         """Publish the address of the store that this agent was asked for."""
         if self._table is not None and self._hosting and not self._ready:
-            self._carrier.put(self._store_name, {"host": host, "port": port})
+            self._carrier.put(self._seats(self._table.round).store, {"host": host, "port": port})
 
     def finished(self, doubts: Record | None = None) -> None:
         """Record that every worker of this agent exited with 0.
@@ -169,11 +168,13 @@ class Member:
     def _is_out(self) -> bool:
         """Look whether the run goes on without this node, as with a spare one: then the end of its workers is nothing to the others."""
         self._view = self._carrier.view()
+        if self._table is not None:
+            return self._lost_place(self._table)
         newest = self._latest()
-        broken = newest is None or f"break.{newest.round}" in self._view
-        if self._table is None:
-            return not broken
-        return self._seats(self._table.round).table(self._table).index(self._me.id) is None
+        return newest is not None and f"break.{newest.round}" not in self._view
+
+    def _lost_place(self, table: RoundTable) -> bool:
+        return self._seats(table.round).table(table).index(self._me.id) is None
 
     def leave(self) -> None:
         """Record that nobody needs to wait for this agent any more."""
@@ -396,7 +397,7 @@ class Member:
     def _enter(self, table: RoundTable) -> None:
         self._table, self._ready, self._hosting, self._together = table, False, False, None
         self._about, self._state, self._dirty = table.round, "in", True
-        self._store_name = self._seats(table.round).store
+        self._met_at = ""
         if self._bells is not None:
             self._bells.use(table.secret)
 
@@ -446,15 +447,12 @@ class Member:
         self._table = table = seats.table(table)
         if self._together is not None:
             self._together.members = tuple(member.id for member in table.members)
-        name = seats.store
-        if not self._ready:
-            self._store_name = name
-        elif name != self._store_name:
-            self._store_name, self._stored = name, False
+        if self._met_at not in ("", seats.store):
+            self._met_at = ""
             self._on_news(News("unstored", table.round))
-        if self._ready and not self._stored and name in self._view:
-            self._stored = True
-            self._on_news(News("stored", table.round, self._view[name]))
+        if self._ready and not self._met_at and seats.store in self._view:
+            self._met_at = seats.store
+            self._on_news(News("stored", table.round, self._view[seats.store]))
         return table
 
     def _replace(self, at: int, table: RoundTable, now: float) -> bool:
@@ -487,13 +485,14 @@ class Member:
         if table.members[0].id == self._me.id and not self._hosting:
             self._hosting = True
             self._on_news(News("host", table.round, {"addr": self._me.addr}))
-        store = self._view.get(self._store_name)
+        seats = self._seats(table.round)
+        store = self._view.get(seats.store)
         if store is not None:
-            self._ready = self._stored = True
+            self._ready, self._met_at = True, seats.store
             members = [member.id for member in table.members]
             self._together = Together(self._carrier, self._me.id, table.round, members, self._tell(table.round))
-            seated = self._seats(table.round).incident_of(self._me.id)
-            self._on_news(News("ready", table.round, {**store, "me": self._me.id, "incident": seated}, table))
+            about = {"me": self._me.id, "incident": seats.incident_of(self._me.id)}
+            self._on_news(News("ready", table.round, {**store, **about}, table))
 
     def _tell(self, number: int) -> Callable[[str, Record], None]:
         return lambda kind, record: self._on_news(News(kind, number, record, self._table))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes, check_run_id
-from ftrun.host.nodes.carriers import addresses, client, etcd, folder, kubernetes
+from ftrun.host.nodes.carriers import addresses, client, folder
 from ftrun.host.nodes.carriers.carrier import Carrier, found_in_time
 from ftrun.host.nodes.membership.session import Opener
 from ftrun.host.nodes.membership.terms import Me, MemberTerms
@@ -34,7 +35,7 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     times = {name: _seconds(name, conf.pop(name)) for name in _SECONDS if name in conf}
     join = conf.pop("join", "late")
     conf.pop("is_host", None)
-    of_backend = {"etcd": etcd.SETTINGS, "kubernetes": kubernetes.SETTINGS}.get(nodes.backend, ())
+    of_backend = _settings_of(nodes.backend)
     for name in (*_IGNORED, *_IGNORED_TOO, *of_backend):
         conf.pop(name, None)
     if conf:
@@ -66,6 +67,19 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
         spares=nodes.spares,
         replacements=nodes.max_replacements,
     )
+
+
+def _settings_of(backend: str) -> tuple[str, ...]:
+    # carriers over HTTP are imported where they are used: most runs are on one node
+    if backend == "etcd":
+        from ftrun.host.nodes.carriers import etcd
+
+        return etcd.SETTINGS
+    if backend == "kubernetes":
+        from ftrun.host.nodes.carriers import kubernetes
+
+        return kubernetes.SETTINGS
+    return ()
 
 
 def _seconds(name: str, text: str) -> float:
@@ -100,10 +114,8 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
             raise UsageError("--rdzv-backend file needs --rdzv-endpoint FOLDER, a folder that every node sees")
     elif nodes.backend in ("static", "c10d"):
         _server_of(nodes)
-    elif nodes.backend == "etcd":
-        etcd.terms(nodes.endpoint, nodes.conf)
-    elif nodes.backend == "kubernetes":
-        kubernetes.terms(nodes.endpoint, nodes.conf)
+    elif nodes.backend in ("etcd", "kubernetes"):
+        _finder(nodes, "", terms)
     else:
         raise UsageError(f"--rdzv-backend {nodes.backend} is not supported; use static, c10d, file, etcd or kubernetes")
     return terms
@@ -132,12 +144,9 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
 
     if nodes.backend == "file":
         return _folder_opener(nodes, run_id, terms, me), _LOOK_FOLDER
-    if nodes.backend == "etcd":
-        gateway = etcd.Gateway(etcd.terms(nodes.endpoint, nodes.conf), terms.keep_alive)
-        return _opener_of(lambda: etcd.Etcd(gateway, run_id), terms, me), _LOOK_ETCD
-    if nodes.backend == "kubernetes":
-        api = kubernetes.Api(kubernetes.terms(nodes.endpoint, nodes.conf), terms.keep_alive)
-        return _opener_of(lambda: kubernetes.Kubernetes(api, run_id), terms, me), _LOOK_KUBERNETES
+    if nodes.backend in ("etcd", "kubernetes"):
+        find = _finder(nodes, run_id, terms)
+        return _opener_of(find, terms, me), _LOOK_ETCD if nodes.backend == "etcd" else _LOOK_KUBERNETES
     server, port, serve = _server_of(nodes)
 
     def open_tcp(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
@@ -165,7 +174,24 @@ def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[
     return open_folder
 
 
-def _opener_of(find: Callable[[], etcd.Etcd | kubernetes.Kubernetes], terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
+class _Found(Carrier, Protocol):
+    local_addr: str
+
+
+def _finder(nodes: Nodes, run_id: str, terms: MemberTerms) -> Callable[[], _Found]:
+    """Return what makes the carrier of a run in etcd or Kubernetes. Raises UsageError, before anything is asked."""
+    if nodes.backend == "etcd":
+        from ftrun.host.nodes.carriers import etcd
+
+        gateway = etcd.Gateway(etcd.terms(nodes.endpoint, nodes.conf), terms.keep_alive)
+        return lambda: etcd.Etcd(gateway, run_id)
+    from ftrun.host.nodes.carriers import kubernetes
+
+    api = kubernetes.Api(kubernetes.terms(nodes.endpoint, nodes.conf), terms.keep_alive)
+    return lambda: kubernetes.Kubernetes(api, run_id)
+
+
+def _opener_of(find: Callable[[], _Found], terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
     def open_found(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
         found = found_in_time(find, terms.join_timeout, stopped, on_trouble)
         return None if found is None else (found, me(found.local_addr))

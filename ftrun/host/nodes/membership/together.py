@@ -44,19 +44,14 @@ class Together:
         self._number = number
         self.members = tuple(members)
         self._told = told
-        self._newest = 0  # incident that this agent has heard of
+        self.newest = 0  # incident that this agent has heard of, 0 = none
         self._stage = 0  # of that incident
         self._own: Record = {}  # this agent's answers, as its record has them
 
     @property
     def busy(self) -> bool:
         """Is an incident going on that this agent has heard of?"""
-        return self._newest > 0 and self._stage < RESTORED
-
-    @property
-    def newest(self) -> int:
-        """Return the number of the newest incident that this agent has heard of; 0 = none."""
-        return self._newest
+        return self.newest > 0 and self._stage < RESTORED
 
     @property
     def answers(self) -> Record:
@@ -77,15 +72,15 @@ class Together:
 
     def look(self, view: Mapping[str, Record]) -> bool:
         """Do what is due, and tell what is new. Return True if this agent wrote what all others wait for."""
-        while (stop := view.get(self._name("stop", self._newest + 1))) is not None:
-            self._newest, self._stage = self._newest + 1, BEGUN
-            if self._name("stop", self._newest + 1) not in view:
+        while (stop := view.get(self._name("stop", self.newest + 1))) is not None:
+            self.newest, self._stage = self.newest + 1, BEGUN
+            if self._name("stop", self.newest + 1) not in view:
                 self._told("stops", stop)
-        if not self._newest:
+        if not self.newest:
             return False
         wrote = self.members[0] == self._me and self._lead(view)
         for stage, kind in ((DECIDED, "go"), (RESTORED, "open")):
-            record = view.get(self._name(kind, self._newest))
+            record = view.get(self._name(kind, self.newest))
             if record is not None and self._stage < stage:
                 self._stage = stage
                 self._told("decided" if kind == "go" else "restored", record)
@@ -93,7 +88,7 @@ class Together:
 
     def _lead(self, view: Mapping[str, Record]) -> bool:
         """Decide, or let all gates open, once every node has answered. Return True if this did."""
-        incident = self._newest
+        incident = self.newest
         go, opened = self._name("go", incident), self._name("open", incident)
         if go not in view:
             answers = self._answers(view, "stopped")
@@ -113,7 +108,7 @@ class Together:
     def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
         """Return the answers of all nodes to the newest incident."""
         records = (self._own if who == self._me else view.get(f"agent.{who}", {}) for who in self.members)
-        return [answer for record in records if (answer := record.get(kind)) and answer[:2] == [self._number, self._newest]]
+        return [answer for record in records if (answer := record.get(kind)) and answer[:2] == [self._number, self.newest]]
 
     def _name(self, kind: str, incident: int) -> str:
         return f"{kind}.{self._number}.{incident}"
