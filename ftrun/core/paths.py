@@ -18,6 +18,7 @@ LOG_DIR = "ftrun-logs"  # the default folder for log folders
 AGAIN = r"(_[0-9a-f]{8})?"  # suffix of a log folder's name if an earlier run has the same name
 FD_STORE_SOCKET = "fd-store.sock"
 DEVICES = "devices.json"
+NODES = "nodes.json"  # what each node of the run shows of itself, as this node last saw it
 RESERVE = "reserve"
 FAULT_PLAN = "fault-plan.toml"
 

@@ -5,6 +5,7 @@ Everything here runs in the agent's loop; the session's thread does the waiting.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ftrun.control import events as ev
+from ftrun.core import paths
 from ftrun.core.amounts import count
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEUE, EXIT_SIGNAL
 from ftrun.core.shared.world import AllNodes
+from ftrun.core.system import files
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
@@ -67,6 +70,9 @@ class SoleNode:
 
     def same_port(self, port: int) -> int:
         return port
+
+    def shows(self, subject: str, facts: Record) -> None:
+        """Do nothing: there are no others to show it to."""
 
     def serves(self, port: int) -> None:
         """Do nothing: there are no others to tell."""
@@ -132,6 +138,8 @@ class Peers:
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
+        self._seen_in = context.run_dir / paths.NODES
+        self.nodes: list[Record] = []  # what each node of the run shows of itself: see `News`
 
     def start(self, host: StoreHost) -> None:
         self._host = host
@@ -230,6 +238,10 @@ class Peers:
         """Tell the other nodes that every worker of this one ended well, and why its result may not be called exact."""
         self._session.finished(doubts)
         self._listener.log(_node_done(self.place.nodes))
+
+    def shows(self, subject: str, facts: Record) -> None:
+        """Show the other nodes something of this one, a second later at most."""
+        self._session.shows(subject, facts)
 
     def serves(self, port: int) -> None:
         """Tell the other nodes the port at which they get at this node's memory; 0 = they cannot."""
@@ -330,6 +342,11 @@ class Peers:
         assert self._host is not None and news.record is not None
         self._host.move((str(news.record["host"]), int(news.record["port"])))
 
+    def _seen(self, news: News) -> None:
+        assert news.record is not None
+        self.nodes = news.record["nodes"]
+        files.replace(self._seen_in, json.dumps(self.nodes), private=True)
+
     def _broken(self, news: News) -> None:
         assert news.record is not None
         reason = news.record
@@ -395,6 +412,7 @@ _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "ready": Peers._ready,
     "unstored": Peers._unstored,
     "stored": Peers._stored,
+    "seen": Peers._seen,
     "broken": Peers._broken,
     "stops": Peers._stops,
     "decided": Peers._decided,

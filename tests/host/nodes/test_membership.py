@@ -80,7 +80,7 @@ class Agent:
         return next(n for n in reversed(self.heard) if n.kind == "ready")
 
     def kinds(self) -> list[str]:
-        return [n.kind for n in self.heard if n.kind != "waiting"]
+        return [n.kind for n in self.heard if n.kind not in ("waiting", "seen")]
 
 
 class Play:
@@ -379,6 +379,20 @@ def test_one_that_was_frozen_does_not_take_the_others_for_dead() -> None:
     play.frozen.clear()
     play.run(10.0)
     assert play.the_world() == (0, ["a", "b"], 0)
+
+
+def test_each_node_sees_what_the_others_show() -> None:
+    play = Play(2, 2, spares=1)
+    agents = [play.add(who) for who in "abc"]
+    play.run()
+    agents[1].member.shows("progress", {"step": 7})
+    play.run()
+    for agent in agents[:2]:
+        seen = next(news.record for news in reversed(agent.heard) if news.kind == "seen")
+        assert seen is not None
+        told = [(node["node"], node["host"], node["state"], node["shows"]) for node in seen["nodes"]]
+        wanted = [(0, "host-a", "in", {}), (1, "host-b", "in", {"progress": {"step": 7}}), (None, "host-c", "joining", {})]
+        assert told == wanted, agent.who
 
 
 def test_weights() -> None:

@@ -41,6 +41,7 @@ class News:
     - host: record with addr, where to start a store
     - ready: table, and record with host and port of the store, me, and the incident in which this node takes a lost one's place, or 0
     - unstored: the node that had the store is lost; stored: record with host and port of the next one
+    - seen: record with `nodes`, what each node of the round and each spare one shows of itself, whenever that changes
     - broken, over, lost: record with the reason; unreached, before the first look: record with detail
     - stale: an earlier run's round
     - in a repair stops (with the table), decided, restored: records as in together.py
@@ -93,6 +94,8 @@ class Member:
         self._doubts: Record = {}  # of this agent's ranks, once they have finished
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
+        self._shows: Record = {}  # what this node shows the others of itself, by subject
+        self._seen: list[Record] = []  # what the nodes showed when it last changed
         self._reported: tuple[str, int, int] | None = None
         self.over = False
 
@@ -140,6 +143,10 @@ class Member:
     def serves(self, port: int) -> None:
         """Record where the others get at this node's memory."""
         self._memory, self._dirty = port, True
+
+    def shows(self, subject: str, facts: Record) -> None:
+        """Show the other nodes something of this one, with its next beat."""
+        self._shows = {**self._shows, subject: facts}
 
     def stops(self, number: int, incident: int, why: Record) -> None:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
@@ -235,7 +242,7 @@ class Member:
         terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
         terms |= {"spares": self._terms.spares, "replacements": self._terms.replacements}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
-        state["doubts"] = self._doubts
+        state["doubts"], state["shows"] = self._doubts, self._shows
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
         answers = self._together.answers if self._together is not None else {}
         self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
@@ -439,7 +446,20 @@ class Member:
             return
         if self._together is not None and self._together.look(self._view):
             self._ring()
+        self._look_at_nodes(table, now)
         self._look_for_more(table, now)
+
+    def _look_at_nodes(self, table: RoundTable, now: float) -> None:
+        waiting = [who for who in self._joiners(table.round + 1, now) if table.index(who) is None and who != self._me.id]
+        seen = [self._as_seen(member.id, at) for at, member in enumerate(table.members)]
+        seen += [self._as_seen(who, None) for who in sorted(waiting)]
+        if self._ready and seen != self._seen:
+            self._seen = seen
+            self._on_news(News("seen", table.round, {"nodes": seen}))
+
+    def _as_seen(self, who: str, at: int | None) -> Record:
+        record = self._record(who)
+        return {"node": at, "id": who, **{name: record.get(name) for name in ("host", "nproc", "state", "shows")}}
 
     def _follow_seats(self, table: RoundTable) -> RoundTable:
         """Take over what spare nodes changed: the members, and where the workers meet."""

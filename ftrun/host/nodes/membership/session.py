@@ -61,6 +61,9 @@ class Session:
     def serves(self, port: int) -> None:
         self._orders.put(("serves", (port,)))
 
+    def shows(self, subject: str, facts: Record) -> None:
+        self._orders.put(("shows", (subject, facts)))
+
     def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
         self._orders.put(("restored", (number, incident, missed, made)))
 
