@@ -4,7 +4,8 @@ Theory of operation. It is a process of its own and uses the standard library on
 socket. A worker puts the descriptor of each segment under (rank, name); a replacement gets it. Of several nodes, further threads read
 host memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in
 threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a `bye`, it kills
-the fork server and every worker, and removes the run directory.
+the fork server and every worker, tells a node that watches this one, and removes the run directory. When the lease of this node is over
+(ftrun.core.shared.lease), it kills the workers that have ranks.
 
 Why a process of its own: memory lives as long as a process holds a descriptor or a mapping, and the weights must survive the launcher's
 death. The fd store ends the workers then, since it sees the launcher's socket close and does nothing that could delay it. Named files in
@@ -23,20 +24,22 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun import native
 from ftrun.core import paths, shape
-from ftrun.core.shared import wire
-from ftrun.core.shared.board import Board, F, Head
+from ftrun.core.shared import lease, wire
+from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.handle import Handle, Kind
-from ftrun.core.system.procfs import kill_group
+from ftrun.core.system.procfs import kill_group, process_start
 from ftrun.helpers.cuda_import import Imported
 
 if TYPE_CHECKING:
     from ftrun.helpers.memory_server import MemoryServer
 
+_LEASE_LOOK = 0.05  # seconds between two looks at a lease that is over
 _INSIST = 2.0  # seconds for which `_guard` looks for workers that have not written their pid yet
 _CLIENTS = 128  # the most connections at once: a further one closes the one that has been silent longest
 _KEY: dict[str, shape.Check] = {"rank": shape.whole, "name": shape.text}
@@ -87,7 +90,7 @@ class FdStore:
         with contextlib.suppress(OSError):  # the launcher died already: the loop notices it and acts
             wire.send(self._launcher, {"op": "ready"})
         while True:
-            for key, _ in self._select.select():
+            for key, _ in self._select.select(self._keep_lease()):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
                 if sock is self._launcher:
@@ -97,6 +100,24 @@ class FdStore:
                     self._accept(listener)
                 else:
                     self._answer(sock)
+
+    def _keep_lease(self) -> float | None:
+        """End the ranks if the lease of this node is over. Return the seconds until the next look, None = it has no lease."""
+        left = lease.left(self._board)
+        if left is None or left > 0:
+            return None if left is None else max(_LEASE_LOOK, left)
+        ended = [cell for cell in self._workers() if cell[F.RANK] and _kill(cell[F.PID])]
+        if ended:
+            self._board[Head.FENCED] = self._board[Head.FENCED] + 1
+            self._print(f"no beat of this node reached the others for {-left:.1f} s too long; ending its {len(ended)} ranks")
+        return _LEASE_LOOK
+
+    def _workers(self) -> Iterator[Cell]:
+        """Yield the cells of the workers that had not ended by the launcher's last knowledge."""
+        for index in range(min(self._board[Head.ROOM], self._board.cells)):
+            cell = self._board.cell(index)
+            if cell[F.PID] and not cell[F.EXITED]:
+                yield cell
 
     def _hear_launcher(self) -> bool:
         try:
@@ -244,27 +265,23 @@ class FdStore:
         self._say_why()
         deadline = time.monotonic() + _INSIST
         while True:
-            left = [pid for pid in self._guarded if kill_group(pid)]
-            for index in range(self._board.cells):
-                cell = self._board.cell(index)
-                pid = cell[F.PID]
-                if pid and not cell[F.EXITED] and kill_group(pid):
-                    left.append(pid)
+            left = [pid for pid in (*self._guarded, *(cell[F.PID] for cell in self._workers())) if _kill(pid)]
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
+        if self._memory is not None and not left:
+            self._memory.tell_ended()
         self._clean_up()
 
     def _say_why(self) -> None:
         """Print why the workers end; stdout is services.log, which stays with the workers' logs."""
-        cells = (self._board.cell(index) for index in range(self._board.cells))
-        # count by the launcher's last knowledge: the fork server notices the launcher's end as well, and may already have killed some
-        living = len({cell[F.PID] for cell in cells if cell[F.PID] and not cell[F.EXITED]})
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        living = len({cell[F.PID] for cell in self._workers()})  # the fork server may already have killed some
         launcher = self._board[Head.LAUNCHER_PID]
-        workers = f"{living} worker{'' if living == 1 else 's'}"
+        self._print(f"the launcher ({launcher}) is gone; ending {living} worker{'' if living == 1 else 's'}")
+
+    def _print(self, what: str) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep the workers alive
-            print(f"fd store: {now}: the launcher ({launcher}) is gone; ending {workers}", flush=True)
+            print(f"fd store: {time.strftime('%Y-%m-%d %H:%M:%S')}: {what}", flush=True)
 
     def _clean_up(self) -> None:
         from ftrun.core import runs
@@ -273,3 +290,8 @@ class FdStore:
         run = runs.read_run(self._run_dir)
         if run is not None and not run.alive():
             rundir.bury(run)
+
+
+def _kill(pid: int) -> bool:
+    """Kill a process and its group. Return False once it has ended."""
+    return kill_group(pid) and process_start(pid) is not None

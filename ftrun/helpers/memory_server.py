@@ -1,5 +1,7 @@
 """Gives parts of the memory that the fd store holds to replacements on other nodes, in threads beside the one that serves.
 
+The launcher of another node that watches this one is told here, too, when this node has ended.
+
 Nothing here is asked for while nothing is repaired. A connection that stays silent is closed, and a client that does not know the
 run's secret gets nothing. Bytes are read by `pread`, never mapped: the memory may shrink or change while it is read, and the client
 checks afterwards that the replica's commit mark is still the same.
@@ -28,6 +30,7 @@ _LATER = 0.1
 _AT_ONCE = 64  # connections
 _READ = shape.record({"rank": shape.whole, "name": shape.text, "ranges": shape.listed(shape.row(shape.whole, shape.whole))})
 _SIZE = shape.record({"rank": shape.whole, "name": shape.text})
+_WATCH = shape.record({"nonce": shape.text})
 
 
 class MemoryServer:
@@ -39,6 +42,8 @@ class MemoryServer:
         self._secret = secret
         self._closed = False
         self._room = threading.BoundedSemaphore(_AT_ONCE)
+        self._watching: dict[socket.socket, str] = {}  # connections of those that watch this node, with their nonces
+        self._lock = threading.Lock()  # around these
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((address, 0), family=family, backlog=_AT_ONCE)
         self.port = int(self._listener.getsockname()[1])
@@ -47,11 +52,22 @@ class MemoryServer:
         threading.Thread(target=self._accept, name="ftrun-memory", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and let those who watch look for the next server."""
         self._closed = True
+        with self._lock:
+            for sock in self._watching:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def tell_ended(self) -> None:
+        """Tell those who watch that the launcher and the ranks of this node have ended."""
+        with self._lock:
+            for sock, nonce in self._watching.items():
+                with contextlib.suppress(OSError):
+                    far.send(sock, {"ended": far.ended(self._secret, nonce)})
 
     def _accept(self) -> None:
         while True:
@@ -76,10 +92,26 @@ class MemoryServer:
                 sock.sendall(challenge)
                 if not hmac.compare_digest(far.exactly(sock, far.ANSWER), far.answer(self._secret, challenge)):
                     return
-                while True:
-                    self._reply(sock, challenge, far.receive(sock))
+                while (asked := far.receive(sock)).get("op") != "watch":
+                    self._reply(sock, challenge, asked)
+                if _WATCH(asked):
+                    self._be_watched(sock, asked["nonce"])
         finally:
             self._room.release()
+
+    def _be_watched(self, sock: socket.socket, nonce: str) -> None:
+        """Keep a connection until its peer hangs up, for `tell_ended`."""
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with self._lock:
+            if self._closed:
+                return
+            self._watching[sock] = nonce
+        try:
+            sock.settimeout(None)
+            sock.recv(1)
+        finally:
+            with self._lock:
+                del self._watching[sock]
 
     def _reply(self, sock: socket.socket, challenge: bytes, asked: dict[str, Any]) -> None:
         """Answer a request. Raises ValueError for one that nobody sends, and OSError."""

@@ -10,6 +10,7 @@ import pytest
 
 from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board
+from ftrun.core.system.procfs import process_start
 from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
@@ -62,11 +63,14 @@ def test_a_node_is_lost_anywhere(phase: str, rank: int, folder: Path, stock: Sto
 
 
 @pytest.mark.slow
-def test_only_the_launcher_dies(folder: Path, stock: Stock) -> None:
-    begun = begin(folder, STEPS)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_only_the_launcher_dies(lost: int, folder: Path, stock: Stock) -> None:
+    """The node's guardian ends its workers and says so: nobody waits until its record has stood still, which would take an hour here."""
+    begun = over_nodes.begin(folder, STEPS, options=("--rdzv-conf", "keep_alive=3600,beat=0.5"), spares=[2])
+    wait_for(lambda: "this node is a spare" in begun[2].output, "a spare node")
     wait_for_steps(begun[:2])
-    begun[1].process.send_signal(signal.SIGKILL)
-    all_exact(end(begun, 1), stock(*STEPS), struck=[1])
+    begun[lost].process.send_signal(signal.SIGKILL)
+    all_exact(end(begun, lost), stock(*STEPS), struck=[1])
 
 
 @pytest.mark.slow
@@ -106,10 +110,13 @@ def test_a_launcher_that_was_frozen_comes_back_as_a_spare_node(folder: Path, sto
     begun = begin(folder, steps)
     wait_for_steps(begun[:2])
     begun[1].process.send_signal(signal.SIGSTOP)
+    workers = over_nodes.Killer(begun[:2], 0).pids(1)
     wait_for(lambda: "takes its place" in begun[0].output, "the loss")
+    assert len(workers) == 2 and not any(map(process_start, workers)), "they end before others take their places"
     wait_for(lambda: "recovered in" in begun[2].output, "the repair")
     begun[1].process.send_signal(signal.SIGCONT)
     wait_for(lambda: begun[1].output.count("this node is a spare") == 1, "its return", 60.0)
+    assert "its workers were ended before that" in begun[1].output, begun[1].output
     begun[2].process.send_signal(signal.SIGKILL)
     wait_for(lambda: "recovered in" in begun[1].output, "the second repair", 60.0)
     all_exact(end(begun, 2), stock(*steps), struck=[1])

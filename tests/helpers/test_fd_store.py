@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from ftrun import native
 from ftrun.core import paths
-from ftrun.core.shared.board import Board
+from ftrun.core.shared import lease
+from ftrun.core.shared.board import Board, F, Head
 from ftrun.host.services import services
 from ftrun.worker.link.fd_store import FdStoreClient
 from tests.conftest import wait_for
@@ -29,7 +31,7 @@ class Kept:
     """A real fd store process."""
 
     def __init__(self, run_dir: Path) -> None:
-        Board.create(run_dir / paths.BOARD, 2)
+        self.board = Board.create(run_dir / paths.BOARD, 4)
         self._out = os.open(os.devnull, os.O_WRONLY)
         self._helper = services.Helper("fd store", services._FD_STORE, lambda message: None)
         self._helper.start((str(run_dir),), {**os.environ}, self._out)
@@ -177,3 +179,32 @@ def test_connections_that_say_nothing_keep_nobody_out(kept: Kept) -> None:
     wait_for(lambda: len(descriptors(kept.pid)) < 200, "most of the silent connections to be closed")
     for sock in (*idle, deaf):
         sock.close()
+
+
+def test_ranks_end_with_the_lease_of_their_node(tmp_path: Path) -> None:
+    """A launcher that is frozen or cut off renews it no more. Spares are left for the time after; so is a rank of a renewed lease."""
+    kept = Kept(tmp_path)
+    board = kept.board
+    workers = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(3)]
+    for cell, (worker, rank) in enumerate(zip(workers, (5, 6, None), strict=True)):
+        Board.make_room(tmp_path / paths.BOARD, cell)
+        board.cell(cell)[F.PID] = worker.pid
+        board.cell(cell)[F.RANK] = 0 if rank is None else rank + 1
+    lease.grant(board, 2.0, lease.now())
+    kept.client.get(0, "nothing")  # its look at the board
+    for _ in range(20):
+        time.sleep(0.1)
+        lease.renew(board, lease.now())
+    assert [worker.poll() for worker in workers] == [None] * 3 and not board[Head.FENCED]
+    last = time.monotonic()
+    codes = [worker.wait(10.0) for worker in workers[:2]]
+    assert codes == [-signal.SIGKILL] * 2 and time.monotonic() - last > 1.3
+    wait_for(lambda: board[Head.FENCED], "the mark on the board")
+    assert workers[2].poll() is None
+    lease.renew(board, lease.now())
+    board.cell(2)[F.RANK] = 6
+    time.sleep(0.3)
+    assert workers[2].poll() is None and board[Head.FENCED] == 1
+    workers[2].kill()
+    workers[2].wait(10.0)
+    kept.close()

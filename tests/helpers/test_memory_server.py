@@ -12,11 +12,13 @@ import torch
 
 from ftrun.core.shared import far
 from ftrun.helpers.memory_server import MemoryServer
+from ftrun.host.nodes.membership.guardian import Guarded, Guardian
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.repair.far_memory import FarMemory
 from ftrun.worker.repair.memories import tags_of
 from ftrun.worker.repair.plan import Tags
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
+from tests.conftest import wait_for
 
 SECRET = "of this run"
 
@@ -153,3 +155,70 @@ def test_memory_that_is_gone_is_said_so(node: Node) -> None:
     node.held.clear()
     with pytest.raises(OSError, match="any more"):
         there.look()
+
+
+class Listener:
+    """The launcher of another node, which listens to the guardian of this one."""
+
+    def __init__(self, node: Node, secret: str = SECRET) -> None:
+        self.ended: list[str] = []
+        self.secret = secret
+        self.guardian = Guardian(self.ended.append)
+        self.guardian.listen(Guarded("b", *node.address, secret))
+
+    def wait(self, node: Node) -> None:
+        """Wait until it listens."""
+        wait_for(lambda: node.server._watching, "the listener")
+
+
+@pytest.fixture
+def listener(node: Node) -> Iterator[Listener]:
+    one = Listener(node)
+    yield one
+    one.guardian.close()
+
+
+def test_a_guardian_says_that_its_node_has_ended(node: Node, listener: Listener) -> None:
+    listener.wait(node)
+    assert not listener.ended
+    node.server.tell_ended()
+    wait_for(lambda: listener.ended == ["b"], "its word")
+
+
+def test_a_connection_that_only_ends_says_nothing(node: Node, listener: Listener) -> None:
+    """A new fd store has another port; the listener is told of it and listens there."""
+    listener.wait(node)
+    node.server.close()
+    wait_for(lambda: not node.server._watching, "the end of the connection")
+    following = Node()
+    listener.guardian.listen(Guarded("b", *following.address, SECRET))
+    listener.wait(following)
+    assert not listener.ended
+    following.server.tell_ended()
+    wait_for(lambda: listener.ended == ["b"], "its word")
+    following.server.close()
+
+
+def test_nobody_listens_any_more(node: Node, listener: Listener) -> None:
+    """Whose place in the round is taken is of no interest; its connection takes no room."""
+    listener.wait(node)
+    listener.guardian.listen(None)
+    wait_for(lambda: not node.server._watching, "the end of the connection")
+    node.server.tell_ended()
+    assert not listener.ended
+
+
+def test_only_a_node_of_the_run_can_say_so() -> None:
+    """A stranger at the address takes the answer to its challenge, and says that the node has ended."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        heard: list[str] = []
+        guardian = Guardian(heard.append)
+        guardian.listen(Guarded("b", *stranger.getsockname(), SECRET))
+        with stranger.accept()[0] as sock:
+            sock.sendall(bytes(far.CHALLENGE))
+            far.exactly(sock, far.ANSWER)
+            asked = far.receive(sock)
+            far.send(sock, {"ended": far.ended("of another run", asked["nonce"])})
+            with stranger.accept()[0]:  # it does not believe that, and tries again
+                assert not heard
+        guardian.close()

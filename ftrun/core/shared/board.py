@@ -55,6 +55,9 @@ class Head:
     EQUAL = 18  # worker that opens a gate: 1 = all replicas were equal at their last comparison
     ROOM = 19  # launcher: number of cells that have memory, the first ones; reading a later one on a full file system is a SIGBUS
     MISSED = 20  # launcher of one of several nodes: as F.MISSED, of ranks of any node in the last repair
+    LEASE = 21  # launcher of one of several nodes: ns, see ftrun.core.shared.lease; 0 = it has none
+    RENEWED = 22  # launcher of one of several nodes: CLOCK_BOOTTIME ns when it began the last beat that succeeded
+    FENCED = 23  # fd store: how often it ended ranks because the lease was over
     RUN_TEXT = 64  # launcher: two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and the time of its opening (ns)
 

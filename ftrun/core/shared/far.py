@@ -5,6 +5,7 @@ run. Then come requests, each a length of four bytes and one JSON object:
 
     {"op": "size", "rank": r, "name": n}                       -> {"ok": true, "size": bytes of the segment}
     {"op": "read", "rank": r, "name": n, "ranges": [[at, n]]}  -> {"ok": true}, then each range in chunks
+    {"op": "watch", "nonce": text}                             -> {"ended": `ended`}, once the node's launcher and its ranks have ended
 
 An answer {"ok": false} means that there is no such segment in host memory. A chunk is its length, its checksum
 (`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes. A chunk of anything but an arena has the
@@ -33,6 +34,11 @@ _MOST = 1 << 20  # bytes of a request or an answer
 def answer(secret: str, challenge: bytes) -> bytes:
     """Return what proves that a client knows the secret."""
     return hmac.digest(secret.encode(), challenge, "sha256")
+
+
+def ended(secret: str, nonce: str) -> str:
+    """Return what proves that a guardian of the run says that its node has ended."""
+    return hmac.digest(secret.encode(), b"ended " + nonce.encode(), "sha256").hex()
 
 
 def seal(secret: str, challenge: bytes, rank: int, name: str, at: int, data: bytes | memoryview) -> bytes:

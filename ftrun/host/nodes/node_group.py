@@ -5,6 +5,7 @@ Everything here runs in the agent's loop; the session's thread does the waiting.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -17,6 +18,8 @@ from ftrun.control import events as ev
 from ftrun.core import paths
 from ftrun.core.amounts import count
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEUE, EXIT_SIGNAL
+from ftrun.core.shared import lease
+from ftrun.core.shared.board import Head
 from ftrun.core.shared.world import AllNodes
 from ftrun.core.system import files
 from ftrun.host.base.context import LaunchContext
@@ -127,7 +130,10 @@ class Peers:
         self._host: StoreHost | None = None
         self._inbox: deque[News] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news)
+        self._board = context.board
+        self._fenced = 0  # how often the fd store ended the ranks of this node
+        beaten = functools.partial(lease.renew, context.board)
+        self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news, beaten)
         self._table: RoundTable | None = None  # of the present world
         # number of the newest repair of the present world for which this node's gate closed, the same on every node,
         self._incident = 0
@@ -144,6 +150,7 @@ class Peers:
     def start(self, host: StoreHost) -> None:
         self._host = host
         self._loop.watch(self._bell, self._read_news)
+        lease.grant(self._board, self._terms.keep_alive, lease.now())
         self._session.start()
 
     def close(self) -> None:
@@ -187,6 +194,9 @@ class Peers:
 
         `rank`: which of this node's ranks the event is about, if any.
         """
+        if self._board[Head.FENCED] != self._fenced:
+            self._fenced = self._board[Head.FENCED]
+            self._listener.log(_fenced(self._terms.keep_alive), "warning")
         for action in actions:
             if isinstance(action, ev.Say) and action.what == "world_stopped" and action.rank is not None:
                 self._failure = {**self._about(action, "failed"), "weight": _weight_of(event)}
@@ -385,6 +395,7 @@ class Peers:
         record = news.record
         self._listener.note("world-over", **record)
         self.doubts = {name: record[name] for name in ("inexact", "left_out") if name in record}
+        lease.end(self._board)
         if not self._ended:
             self._ended = True
             code = record["code"] if record["code"] in (EXIT_OK, EXIT_REQUEUE) else EXIT_FAILED
@@ -438,6 +449,13 @@ def _world_ready(place: NodePlace, workers: int, store: str, why: str) -> str:
     return (
         f"world of {count(place.world_size, 'worker')} on {count(place.nodes, 'node')}{again}; "
         f"this is node {place.node} with {ranks}, store at {store}"
+    )
+
+
+def _fenced(keep_alive: float) -> str:
+    return (
+        f"no beat of this node reached the others, who count it as lost after {keep_alive:g} s: its workers were ended before that. "
+        "Was this ftrun stopped, or the rendezvous out of reach?"
     )
 
 

@@ -66,6 +66,23 @@ def test_it_takes_the_place_of_a_lost_node_in_the_same_world() -> None:
     assert play.agents["s"].kinds() == ["ready", "stops"]
 
 
+def test_a_node_whose_guardian_says_that_it_has_ended_is_replaced_at_once() -> None:
+    play = play_of()
+    play.agents["b"].member.serves(4711)
+    play.run()
+    watched = play.agents["a"].member.neighbour
+    assert watched is not None and (watched.node, watched.address, watched.port) == ("b", "addr-b", 4711) and watched.secret
+    play.frozen.add("b")
+    play.agents["a"].member.ended("b")
+    play.run(0.5)
+    for who in "as":
+        assert members(newest(play.agents[who], "stops")) == ["a", "s"]
+    play.agents["s"].member.serves(4712)
+    play.run()
+    watched = play.agents["a"].member.neighbour
+    assert watched is not None and (watched.node, watched.port) == ("s", 4712)
+
+
 def test_all_answer_for_the_new_member() -> None:
     play = play_of()
     play.frozen.add("b")
@@ -235,6 +252,10 @@ def test_the_same_number_on_every_node() -> None:
     play.add("s", replacements=0)
     play.run()
     assert "with another --node-loss or --max-node-replacements" in str(play.agents["s"].error)
+    play = play_of(waiting="")
+    play.add("s", keep_alive=20.0)
+    play.run()
+    assert "was started with keep_alive=5, this one with 20" in str(play.agents["s"].error)
 
 
 def test_fixed_node_ranks_leave_no_place_for_it() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
+from ftrun.host.nodes.membership.guardian import Guarded
 from ftrun.host.nodes.membership.seats import Seats
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
 from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
@@ -95,6 +96,8 @@ class Member:
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
         self._shows: Record = {}  # what this node shows the others of itself, by subject
+        self._ended: set[str] = set()  # nodes whose launcher and ranks have ended, as their guardians say
+        self.renewed = False  # did the last tick write a beat?
         self._seen: list[Record] = []  # what the nodes showed when it last changed
         self._reported: tuple[str, int, int] | None = None
         self.over = False
@@ -109,8 +112,22 @@ class Member:
         """Is a repair going on, in which each look counts?"""
         return self._together is not None and self._together.busy
 
+    @property
+    def neighbour(self) -> Guarded | None:
+        """Return the next node of the round, for this agent to hear of its end; None while there is none."""
+        if self._table is None or not self._ready or len(self._table.members) < 2:
+            return None
+        at = self._table.index(self._me.id)
+        following = self._table.members[((at or 0) + 1) % len(self._table.members)]
+        port = int(self._record(following.id).get("memory", 0))
+        return Guarded(following.id, following.addr, port, self._table.secret) if port and at is not None else None
+
     def rung(self) -> None:
         """Do nothing: another agent rang, and the look follows."""
+
+    def ended(self, who: str) -> None:
+        """Count a node as lost at once: its guardian says that its launcher and its ranks have ended."""
+        self._ended.add(who)
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
 
@@ -192,6 +209,7 @@ class Member:
 
     def tick(self, now: float) -> None:
         """Look at the records, do what is due, and report what the agent must know."""
+        self.renewed = False
         if self.over:
             return
         self._look(now)
@@ -232,6 +250,7 @@ class Member:
         if self._dirty or now - self._beaten >= pause:
             news, self._beaten = self._dirty, now
             self._put()
+            self.renewed = True
             if news:
                 self._ring()
 
@@ -239,8 +258,8 @@ class Member:
         self._beat += 1
         me = self._me
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
-        terms = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
-        terms |= {"spares": self._terms.spares, "replacements": self._terms.replacements}
+        terms: Record = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
+        terms |= {"spares": self._terms.spares, "replacements": self._terms.replacements, "keep_alive": self._terms.keep_alive}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
         state["doubts"], state["shows"] = self._doubts, self._shows
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
@@ -263,7 +282,7 @@ class Member:
         if who == self._me.id:
             return False
         record, sight = self._record(who), self._sights.get(who)
-        if record.get("gone") or record.get("state") == "left":
+        if record.get("gone") or record.get("state") == "left" or who in self._ended:
             return True
         if sight is None:  # its record was removed before we came
             return not record

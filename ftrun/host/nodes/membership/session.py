@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
+from ftrun.core.shared import lease
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership.bells import Bells
+from ftrun.host.nodes.membership.guardian import Guardian
 from ftrun.host.nodes.membership.member import Member, News
 from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
@@ -27,13 +29,24 @@ Opener = Callable[[Callable[[], bool], Callable[[str], None]], tuple[Carrier, Me
 
 
 class Session:
-    """Plays one agent's part in a rendezvous. `pause`: seconds between two looks, with few nodes."""
+    """Plays one agent's part in a rendezvous.
 
-    def __init__(self, opener: Opener, terms: MemberTerms, pause: float, on_news: Callable[[News], None]) -> None:
+    Args:
+        opener: Opens the carrier.
+        terms: What the options set.
+        pause: Seconds between two looks, with few nodes.
+        on_news: Called with each piece of news.
+        on_beat: Called after each beat that the others can see, with when it began, by the clock of `ftrun.core.shared.lease`.
+    """
+
+    def __init__(
+        self, opener: Opener, terms: MemberTerms, pause: float, on_news: Callable[[News], None], on_beat: Callable[[int], None]
+    ) -> None:
         self._opener = opener
         self._terms = terms
         self._pause = pause
         self._on_news = on_news
+        self._on_beat = on_beat
         self._orders: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ftrun-nodes", daemon=True)
@@ -89,13 +102,15 @@ class Session:
             return
         carrier, me = opened
         bells = Bells(me.addr, lambda: self._orders.put(("rung", ())))
+        guardian = Guardian(lambda who: self._orders.put(("ended", (who,))))
         try:
-            self._follow(carrier, me, bells)
+            self._follow(carrier, me, bells, guardian)
         except (
             Exception
         ) as error:  # a record that nobody understands, too: without this thread the agent would wait for ever
             self._lost(error)
         finally:
+            guardian.close()
             bells.close()
             carrier.close()
 
@@ -109,7 +124,7 @@ class Session:
             text = str(error) if expected else f"the rendezvous failed: {type(error).__name__}: {error}"
             self._on_news(News("lost", -1, {"code": code, "detail": text}))
 
-    def _follow(self, carrier: Carrier, me: Me, bells: Bells) -> None:
+    def _follow(self, carrier: Carrier, me: Me, bells: Bells, guardian: Guardian) -> None:
         member = Member(carrier, me, self._terms, self._on_news, time.monotonic(), bells)
         trouble = 0.0  # when the carrier first failed, 0 = it works
         order: tuple[str, tuple[Any, ...]] | None = None
@@ -122,7 +137,11 @@ class Session:
                     if name == "leave":
                         return
                     order = self._next_order(0.0)
+                begun = lease.now()
                 member.tick(time.monotonic())
+                if member.renewed:
+                    self._on_beat(begun)
+                guardian.listen(member.neighbour)
                 trouble = 0.0
             except OSError as error:
                 # an order that failed is tried again

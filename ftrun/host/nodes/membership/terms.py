@@ -56,6 +56,11 @@ def check_terms(me: Me, terms: MemberTerms, others: Iterable[Record]) -> None:
                 f"node {record.get('host')} was started with --spare-nodes {record.get('spares')}, this one with {terms.spares}; "
                 "use the same on every node, also on the spare ones"
             )
+        if record.get("keep_alive") != terms.keep_alive:
+            raise UsageError(
+                f"node {record.get('host')} was started with keep_alive={record.get('keep_alive'):g}, this one with {terms.keep_alive:g}; "
+                "use the same --rdzv-conf on every node"
+            )
         if record.get("replacements") != terms.replacements:
             raise UsageError(
                 f"node {record.get('host')} was started with another --node-loss or --max-node-replacements; use the same on every node"
