@@ -293,5 +293,6 @@ class FdStore:
 
 
 def _kill(pid: int) -> bool:
-    """Kill a process and its group. Return False once it has ended."""
-    return kill_group(pid) and process_start(pid) is not None
+    """Kill a process and its group. Return False if it had ended before."""
+    lived = process_start(pid) is not None
+    return kill_group(pid) and lived
