@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ftrun.core.errors import PlatformError
-from ftrun.core.shared.board import Board, F, Flag
+from ftrun.core.shared.board import Board, Cell, F, Flag
 from ftrun.core.shared.world import newest_world
 from tests.conftest import wait_for
-from tests.e2e.harness import REFERENCE, TIMEOUT, Outcome, Running, check_journal, read, script_command, start
+from tests.e2e.harness import REFERENCE, TIMEOUT, Outcome, Running, check_journal, read, same, script_command, start
 from tests.e2e.lan import Lan
+
+EXACT = "bit-identical to an uninterrupted run: yes"
 
 
 def begin(
@@ -67,6 +69,20 @@ def end(begun: Sequence[Running], ranks: int = 4, timeout: float = TIMEOUT) -> l
     return found
 
 
+def all_exact(outcomes: Sequence[Outcome], wanted: Outcome, struck: Sequence[int] = ()) -> None:
+    """Every node ended well, where stock torch ends; those that lost a rank say that the result is exact."""
+    for node, outcome in enumerate(outcomes):
+        same(wanted, outcome)
+        assert outcome.code == 0, outcome.tail()
+        if node in struck:
+            assert EXACT in outcome.output, outcome.tail()
+        elif "done again, " not in outcome.output:
+            assert "done: " in outcome.output, outcome.tail()
+    # a node may miss the decision of a repair that the next one has superseded
+    decided = {(note["incident"], note["resume"]) for outcome in outcomes for note in outcome.notes("world-decided")}
+    assert len(decided) == len(dict(decided)), f"two worlds: {decided}"
+
+
 class Killer:
     """Kills workers in the loop at random moments, on any node."""
 
@@ -77,12 +93,34 @@ class Killer:
 
     def pids(self, node: int) -> list[int]:
         """The workers of a node that are in the loop; none while a world is being made."""
+        return [cell[F.PID] for cell in self._cells(node) if cell.has(Flag.LOOPING) and not cell.has(Flag.LOOP_DONE)]
+
+    def _cells(self, node: int) -> list[Cell]:
         with contextlib.suppress(OSError, PlatformError):
             board = Board.open(self._folders[node] / "board")
-            world = newest_world(self._folders[node], board)
-            cells = [board.cell(place.cell) for place in world.places]
-            return [cell[F.PID] for cell in cells if cell.has(Flag.LOOPING) and not cell.has(Flag.LOOP_DONE)]
+            return [board.cell(place.cell) for place in newest_world(self._folders[node], board).places]
         return []
+
+    def wait_until(self, ranks: int, timeout: float) -> bool:
+        """Wait until so many workers are in the loop of one world; False if a node ends, or time runs out."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and all(one.process.poll() is None for one in self._begun):
+            cells = [cell for node in range(len(self._begun)) for cell in self._cells(node)]
+            if sum(cell.has(Flag.LOOPING) and cell[F.RESUMED] >= cell[F.GENERATION] > 0 for cell in cells) == ranks:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def wait_for_a_gate(self, timeout: float) -> bool:
+        """Wait until a rank of a node has the result of its step's last collective: it comes to its gate. False after `timeout` seconds."""
+        cells = self._cells(self._random.randrange(len(self._begun)))
+        before = {cell.index: cell[F.ARRIVAL] for cell in cells}
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if any(cell[F.ARRIVAL] != before[cell.index] for cell in cells):
+                return True
+            time.sleep(0.0001)
+        return False
 
     def wait_for_all(self, ranks: int) -> None:
         """Wait until so many workers are in the loop."""

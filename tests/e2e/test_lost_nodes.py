@@ -15,7 +15,8 @@ from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, Running, fault, kill
-from tests.e2e.test_over_nodes import Stock, all_exact
+from tests.e2e.over_nodes import all_exact
+from tests.e2e.test_over_nodes import Stock
 
 STEPS = ("--steps", "60", "--stretch", "0.05")
 SOON = ("--rdzv-conf", "keep_alive=2")

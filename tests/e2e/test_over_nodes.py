@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,26 +12,12 @@ from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, kill
+from tests.e2e.over_nodes import all_exact
 from tests.host.nodes.etcds import RealEtcd, needs_etcd
 from tests.host.nodes.kube import NAMESPACE, OwnKubernetes
 
-EXACT = "bit-identical to an uninterrupted run: yes"
 STEPS = ("--steps", "12")
 Stock = Callable[..., Outcome]
-
-
-def all_exact(outcomes: Sequence[Outcome], wanted: Outcome, struck: Sequence[int] = ()) -> None:
-    """Every node ended well, where stock torch ends; those that lost a rank say that the result is exact."""
-    for node, outcome in enumerate(outcomes):
-        harness.same(wanted, outcome)
-        assert outcome.code == 0, outcome.tail()
-        if node in struck:
-            assert EXACT in outcome.output, outcome.tail()
-        elif "done again, " not in outcome.output:
-            assert "done: " in outcome.output, outcome.tail()
-    # a node may miss the decision of a repair that the next one has superseded
-    decided = {(note["incident"], note["resume"]) for outcome in outcomes for note in outcome.notes("world-decided")}
-    assert len(decided) == len(dict(decided)), f"two worlds: {decided}"
 
 
 def test_a_rank_dies_in_its_backward(folder: Path, stock: Stock) -> None:
