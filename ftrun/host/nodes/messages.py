@@ -17,8 +17,17 @@ MAX_FRAME = 8 * 1024 * 1024
 _HEAD = struct.Struct(">I")
 
 
+def text(message: Any) -> str:
+    return json.dumps(message, separators=(",", ":"))
+
+
 def pack(message: dict[str, Any]) -> bytes:
-    data = json.dumps(message, separators=(",", ":")).encode()
+    return frame(text(message))
+
+
+def frame(message: str) -> bytes:
+    """Return the frame of an object that is JSON already."""
+    data = message.encode()
     if len(data) > MAX_FRAME:
         raise ValueError(f"frame of {len(data)} bytes is larger than {MAX_FRAME}")
     return _HEAD.pack(len(data)) + data

@@ -412,3 +412,17 @@ def test_the_stamp_of_a_round_is_that_of_no_other() -> None:
     again = RoundTable.follow(first, {"kind": "node"}, (), members("a", "b"))
     another = RoundTable.follow(None, {}, (), members("c", "d"))
     assert told.stamp() == first.stamp() and len({one.stamp() for one in (first, again, another)}) == 3
+
+
+def test_the_first_node_goes_by_what_it_decides_at_once() -> None:
+    play = Play(1, 2, last_call=0.0)
+    play.add("a")
+    play.run()
+    agent = play.agents["a"]
+    agent.member.stops(0, 1, {"cause": "died"})
+    agent.tick()
+    agent.member.stopped(0, 1, 4, [])
+    agent.tick()
+    agent.member.restored(0, 1, 0, made=False)
+    agent.tick()
+    assert agent.kinds()[-3:] == ["stops", "decided", "restored"], "each in the look in which it could be known"

@@ -69,8 +69,10 @@ class Folder:
     """
 
     def __init__(self, folder: Path, patience: float) -> None:
-        self._patience = patience
+        from filelock import FileLock  # not at the first record that a repair creates: it takes 25 ms
+
         self._path = self._session(folder)
+        self._lock = FileLock(self._path / _LOCK, timeout=patience)
         self._known: dict[str, tuple[tuple[int, int, int], Record]] = {}
 
     @staticmethod
@@ -115,9 +117,7 @@ class Folder:
         files.replace(self._path / f"{name}{_SUFFIX}", json.dumps(record), private=True)
 
     def create(self, name: str, record: Record) -> bool:
-        from filelock import FileLock
-
-        with FileLock(self._path / _LOCK, timeout=self._patience):
+        with self._lock:
             if (self._path / f"{name}{_SUFFIX}").exists():
                 return False
             self.put(name, record)

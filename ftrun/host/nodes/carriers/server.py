@@ -17,7 +17,7 @@ from typing import Any
 
 from ftrun.core.waiting import wait_for
 from ftrun.host.nodes.carriers.carrier import OVER, Record
-from ftrun.host.nodes.messages import MAX_FRAME, VERSION, pack, take
+from ftrun.host.nodes.messages import MAX_FRAME, VERSION, frame, pack, take, text
 
 _LONGEST_GREETING = 4096  # bytes; a stranger may not have us keep more
 _MAX_UNREAD = 64 * 1024 * 1024  # bytes that a client may leave unread before it is dropped
@@ -39,6 +39,7 @@ class Server:
         self._run_id = run_id
         self._listener = listener
         self._records: dict[str, Record] = {}
+        self._texts: dict[str, str] = {}  # name -> its part of an answer, made once for all who ask
         self._changed: dict[str, int] = {}  # name -> version in which it changed last
         self._version = 0
         self._peers: dict[int, _Peer] = {}
@@ -90,7 +91,7 @@ class Server:
                     raise ConnectionResetError
                 peer.incoming += data
                 while (message := take(peer.incoming, MAX_FRAME if peer.greeted else _LONGEST_GREETING)) is not None:
-                    peer.outgoing += pack(self._answer(peer, message))
+                    peer.outgoing += self._answer(peer, message)
             if peer.outgoing:
                 with contextlib.suppress(BlockingIOError):
                     del peer.outgoing[: peer.sock.send(peer.outgoing)]
@@ -113,29 +114,32 @@ class Server:
 
     def _write(self, name: str, record: Record) -> None:
         self._version += 1
-        self._records[name] = record
+        self._records[name], self._texts[name] = record, f"{text(name)}:{text(record)}"
         self._changed[name] = self._version
 
-    def _answer(self, peer: _Peer, message: dict[str, Any]) -> dict[str, Any]:
+    def _since(self, version: int) -> str:
+        """Return the records that changed after `version`, as JSON."""
+        news = ",".join(self._texts[name] for name, changed in self._changed.items() if changed > version)
+        return f'{{"version":{self._version},"records":{{{news}}}}}'
+
+    def _answer(self, peer: _Peer, message: dict[str, Any]) -> bytes:
         op = message["op"]
         if op == "hello":
             known = hmac.compare_digest(str(message["run"]).encode(), self._run_id.encode())
             if not known or message["version"] != VERSION:
-                return {"ok": False}
+                return pack({"ok": False})
             if OVER in self._records:
-                return {"ok": False, "over": True}  # for clients that stay; a new one must not take it for its own end
+                return pack({"ok": False, "over": True})  # for clients that stay; a new one must not take it for its own end
             peer.greeted = True
-            return {"ok": True}
+            return pack({"ok": True})
         if not peer.greeted:
             raise ValueError("no greeting")
         if op == "changes":
-            since = message["since"]
-            news = {n: self._records[n] for n, v in self._changed.items() if v > since}
-            return {"version": self._version, "records": news}
+            return frame(self._since(message["since"]))
         name, record = str(message["name"]), dict(message["record"])
         if op == "create" and name in self._records:
-            return {"ok": False}
+            return pack({"ok": False})
         if op == "put":
             peer.owned.add(name)
         self._write(name, record)
-        return {"ok": True}
+        return pack({"ok": True})

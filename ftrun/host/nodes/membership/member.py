@@ -81,7 +81,8 @@ class Member:
         self._about = 0  # the round that our record is about
         self._beat = 0
         self._beaten = now - 3600.0
-        self._dirty = True
+        self._dirty = True  # our record is to be written, and all others are to look,
+        self._answered = False  # or the first node alone
         self._looked = now
         self._joining_since = now
         self._last_call_since: float | None = None
@@ -175,13 +176,13 @@ class Member:
         """Record that no rank of this agent moves any more, that its gate word opened gate `last`, and which ranks are to be replaced."""
         if self._together is not None and self._about == number:
             self._together.stopped(incident, last, replaced)
-            self._dirty = True
+            self._answered = True
 
     def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
         """Record that every rank of this agent is restored; `missed` and `made` as in the controller's WorldRestored."""
         if self._together is not None and self._about == number:
             self._together.restored(incident, missed, made)
-            self._dirty = True
+            self._answered = True
 
     def end(self, record: Record) -> None:
         """End the run for every agent because this one ends for good, if it ever was in the run."""
@@ -247,12 +248,14 @@ class Member:
     def _keep_beating(self, now: float) -> None:
         eager = self._state == "joining" and now - self._joining_since < _EAGER
         pause = min(_EAGER_BEAT, self._terms.beat) if eager else self._terms.beat
-        if self._dirty or now - self._beaten >= pause:
-            news, self._beaten = self._dirty, now
+        if self._dirty or self._answered or now - self._beaten >= pause:
+            news, answered, self._beaten = self._dirty, self._answered, now
             self._put()
             self.renewed = True
             if news:
                 self._ring()
+            elif answered and self._table is not None:
+                self._ring(self._table.members[:1])  # nobody else waits for answers, and with many nodes there are many
 
     def _put(self) -> None:
         self._beat += 1
@@ -265,12 +268,12 @@ class Member:
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
         answers = self._together.answers if self._together is not None else {}
         self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
-        self._dirty = False
+        self._dirty = self._answered = False
 
-    def _ring(self) -> None:
-        """Let the other agents of the round look now."""
+    def _ring(self, members: Sequence[Node] = ()) -> None:
+        """Let `members`, or all of the round, look now, but for this agent."""
         if self._bells is not None and self._table is not None:
-            others = [member for member in self._table.members if member.id != self._me.id]
+            others = [member for member in members or self._table.members if member.id != self._me.id]
             self._bells.ring((member.addr, int(self._record(member.id).get("bell", 0))) for member in others)
 
     # -- who is there ------------------------------------------------------------------------------------------------
@@ -465,6 +468,8 @@ class Member:
             return
         if self._together is not None and self._together.look(self._view):
             self._ring()
+            self._view = self._carrier.view()
+            self._together.look(self._view)  # it waits for what it wrote like the others
         self._look_at_nodes(table, now)
         self._look_for_more(table, now)
 

@@ -19,13 +19,19 @@ from ftrun.host.nodes.membership.guardian import Guardian
 from ftrun.host.nodes.membership.member import Member, News
 from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
-_IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world, or a tenth of the usual pause
+_IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world, or a tenth of the usual pause if that is longer
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
 _PARTING = 8.0  # seconds that `close` waits for the thread
 
 # Opens the carrier, and says where the others reach this machine; None when stopped meanwhile (the first argument). The second one is
 # called with the reason if that takes long.
 Opener = Callable[[Callable[[], bool], Callable[[str], None]], tuple[Carrier, Me] | None]
+
+
+def until_next_look(pause: float, peers: int, repairing: bool) -> float:
+    """Return how many seconds an agent waits that nobody rings. All agents together look about as often, however many there are."""
+    usual = pause + _EACH_PEER * peers
+    return max(_IN_REPAIR, usual / 10) if repairing else usual
 
 
 class Session:
@@ -153,7 +159,7 @@ class Session:
                 member.leave()
                 return
             if order is None:
-                order = self._next_order(max(_IN_REPAIR, self._pause / 10) if member.repairing else self._pause + _EACH_PEER * member.peers)
+                order = self._next_order(until_next_look(self._pause, member.peers, member.repairing))
             else:
                 time.sleep(self._pause)
 
