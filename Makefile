@@ -181,7 +181,7 @@ mutation: setup  ## do the tests see each small mistake in ftrun/control and rep
 calm: setup  ## an hour of a run that is odd and healthy: nothing may be reported (MINUTES=n for another time)
 	$(PY) tests/calm.py --minutes $(or $(MINUTES),60)
 
-BENCHES = recovery cost coldstart detect transfer status footprint
+BENCHES = recovery cost coldstart detect transfer status footprint scale
 
 bench: setup  ## figures of this machine (about an hour; ROUNDS=n for a quick look), in tests/bench/results, docs and README
 	@set -e; for name in $(BENCHES); do $(PY) tests/bench/$$name.py $(if $(ROUNDS),--rounds $(ROUNDS)); done

@@ -81,7 +81,7 @@ def test_the_tables_are_those_that_the_benchmarks_wrote(page: Path) -> None:
 def test_every_benchmark_has_its_table() -> None:
     readme, page = (path.read_text() for path in tables.PAGES)
     shown = [found[1] for found in tables.SHOWN.findall(page)]
-    wanted = {"stall", "stall_by_step", "step_cost", "detection", "coldstart", "footprint"}
+    wanted = {"stall", "stall_by_step", "step_cost", "detection", "coldstart", "footprint", "scale"}
     assert wanted <= set(shown)
     assert [found[1:4] for found in tables.SHOWN.findall(readme)] == [("stall", "1", "3")]
 
