@@ -36,7 +36,7 @@ from ftrun.host.base.settings import Nodes
 from tests.bench import stubs, tables
 from tests.bench.stubs import Tally
 
-ROUNDS = 3
+ROUNDS = 2
 NODES, RANKS = 64, 64
 STEPS = (1, 16)  # nodes, up to the most
 INCIDENTS = 2  # in each world of a round

@@ -203,7 +203,8 @@ class StubAgent:
         sys.addaudithook(self._heard_of)
         threading.Thread(target=self._listen, args=(bell,), daemon=True).start()
         self._peers.start(self._worlds)
-        while not self._over:
+        parent = os.getppid()
+        while not self._over and os.getppid() == parent:
             self._loop.run_once(1.0)
             self._pump()
         self._board[Head.ENDING] = 1
@@ -313,8 +314,8 @@ class StubRanks:
         self._stopped = self._entered = self._resumed = 0  # generations
 
     def run(self) -> None:
-        board, began, read = self._board, time.process_time_ns(), 0
-        while not board[Head.ENDING]:
+        board, began, read, parent = self._board, time.process_time_ns(), 0, os.getppid()
+        while not board[Head.ENDING] and os.getppid() == parent:
             seen = board.worker_bell()
             word = gate.unpack(board.gate())
             if self._cells and word.closed and word.generation > self._stopped:
