@@ -4,13 +4,14 @@
 
 Each node is two processes: the product's code of an agent, and stubs that answer for its ranks (tests/bench/stubs.py). Nothing is
 trained, and no state is restored. Control part: from the creation of the record `stop`, for a rank that died, to the last node whose
-gate opens again. All nodes share this machine's processors, so that a world of 64 nodes has 64 times the work of one node there: "times
-one node" mostly says that. "Times as many runs at once" compares it with 64 runs of one node, each with an incident of its own at the same
-moment, from the first `stop` to the last gate: the same work, and nobody to agree with. The goal of less than 3 times is meant for nodes
-with processors of their own, and that column judges it. Counted at the carrier in this time, mean of the nodes: looks; records read
-because they had changed, the others' beats among them; records written or created; bells. Processor time: of an agent from its first look
-at `stop` on, and of all ranks of a node. Left out: making and ending processes, detection, journal, messages for people, a network.
-The folder is in memory.
+gate opens again. "Times one node": the goal is less than 3 for 4,096 ranks over 64. All nodes share this machine's processors, so that
+64 nodes have 64 times the work of one there, and this machine cannot show whether nodes with processors of their own reach the goal.
+"Times as many runs at once" is no substitute for it: it compares with 64 runs of one node, each with an incident of its own at the same
+moment, from the first `stop` to the last gate, and so shows what agreeing adds to the same work, but not how long one node takes. It is
+somewhat kind: a node alone looks more often while it waits for a processor, which makes those runs slower. Counted at the carrier in this
+time, mean of the nodes: looks; records read because they had changed, the others' beats among them (the longer it takes, the more);
+records written or created; bells. Processor time: of an agent from its first look at `stop` on, and of all ranks of a node. Left out:
+making and ending processes, detection, journal, messages for people, a network. The folder is in memory.
 """
 
 from __future__ import annotations

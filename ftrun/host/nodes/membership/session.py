@@ -29,7 +29,7 @@ Opener = Callable[[Callable[[], bool], Callable[[str], None]], tuple[Carrier, Me
 
 
 def until_next_look(pause: float, peers: int, repairing: bool) -> float:
-    """Return how many seconds an agent waits that nobody rings. All agents together look about as often, however many there are."""
+    """Return how many seconds an agent waits that nobody rings: the longer, the more agents look at the same records."""
     usual = pause + _EACH_PEER * peers
     return max(_IN_REPAIR, usual / 10) if repairing else usual
 
