@@ -6,7 +6,8 @@ All nodes run on this machine, joined by a bridge: its processors are shared by 
 Step: whole runs of both systems in turn, no fault; the mean of the counted steps of all ranks. Stall: from just before kill(2), on the
 killer's clock, until the slowest rank has finished the first step that nobody finished before. torchrun writes a checkpoint every
 10 steps where something is killed; kills come 5 steps after one. With a spare node each node sends its ranks' slots to the next one at
-each gate. A node is lost by SIGKILL of its launcher, which ends its workers; the others miss it after 3 s (keep_alive=3).
+each gate. "Launcher": the ftrun of a node gets SIGKILL, and what guards its workers ends them and tells the next node. "Node": its cable is
+cut, then all its processes are killed, so that the others miss it after keep_alive, 10 s.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from ftrun.core.system.procfs import process_start
 from tests.bench import runs, tables
 from tests.e2e import harness, over_nodes
 from tests.e2e import lan as lans
@@ -33,6 +35,7 @@ ROUNDS = 3
 WORLDS = ((1, 1), (2, 2))
 WARM, STEPS = 20, 100
 KILLED_AT, AFTER = 25, 10  # step after which a rank is killed, and steps behind the first new one
+RANK, LAUNCHER, NODE = "rank", "launcher", "node"  # what is lost
 SPARE = "ftrun, a spare node"
 SYSTEMS = ("ftrun", SPARE, "torchrun")
 
@@ -44,8 +47,7 @@ def start(system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequ
     if system == "ftrun":
         return over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan)
     if system == SPARE:
-        soon = ("--rdzv-conf", "keep_alive=3")
-        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, options=soon, spares=nodes[:1])
+        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, spares=nodes[:1])
         runs.wait_for(begun[-1], "the spare node", lambda: "this node is a spare" in begun[-1].output, 60)
         return begun
     begun = []
@@ -76,20 +78,26 @@ def step_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int]) -> float:
     return statistics.mean(means)
 
 
-def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: int, lost: bool = False) -> tuple[float, float]:
-    """Milliseconds of the stall after a rank or, with `lost`, its node was killed, and of a step that nothing touched."""
+def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: int, lost: str = RANK) -> tuple[float, float]:
+    """Milliseconds of the stall after a rank, its launcher or its node was lost, and of a step that nothing touched."""
     ranks = sum(nodes)
     begun = start(system, folder, lan, nodes, ["--steps", str(KILLED_AT + AFTER)])
     runs.wait_for(begun[0], "the steps before the kill", lambda: runs.last_step(folder, victim) >= KILLED_AT - 1, 300)
     mine = runs.read_times(folder, victim)
     step = statistics.median((b.ns - a.ns) / 1e6 for a, b in pairwise(mine[5:]))
     time.sleep(step / 2e3)
+    ranks_there = [runs.read_times(folder, rank)[-1].pid for rank in range(ranks - nodes[-1], ranks)]
     killed = time.monotonic_ns()
-    if lost:
+    if lost != RANK:
         dead = begun.pop(len(nodes) - 1)
-        dead.process.send_signal(signal.SIGKILL)
+        if lost == NODE:
+            lan.destroy(len(nodes) - 1)
+        else:
+            dead.process.send_signal(signal.SIGKILL)
         dead.wait(60)
-        time.sleep(0.5)  # its workers end, too
+        runs.wait_for(begun[0], "the end of its workers", lambda: not any(map(process_start, ranks_there)), 60)
+        if lost == NODE:
+            lan.plug(len(nodes) - 1, into=True)  # for the next run
     else:
         os.kill(mine[-1].pid, signal.SIGKILL)
         time.sleep(0.05)  # an update that had begun is over
@@ -118,21 +126,23 @@ def measure(lan: Lan, root: Path, rounds: int) -> list[list[str]]:
         name = f"{len(nodes)} nodes of {nodes[0]} {'rank' if nodes[0] == 1 else 'ranks'}"
         steps: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         stalls: dict[str, list[float]] = {system: [] for system in SYSTEMS}
-        losses: list[float] = []
+        losses: dict[str, list[float]] = {LAUNCHER: [], NODE: []}
         for number in range(rounds):
             for system in SYSTEMS[:: 1 if number % 2 else -1]:
                 steps[system].append(step_of(system, root / "run", lan, nodes))
                 stall, step = stall_of(system, root / "run", lan, nodes, victim=sum(nodes) - 1 - number % 2)
                 stalls[system].append(stall)
                 if system == SPARE:
-                    losses.append(stall_of(system, root / "run", lan, nodes, victim=sum(nodes) - 1, lost=True)[0])
+                    for lost, found in losses.items():
+                        found.append(stall_of(system, root / "run", lan, nodes, victim=sum(nodes) - 1, lost=lost)[0])
                 print(f"  {name}, {system}, {number}: step {steps[system][-1]:.1f} ms, stall {stall:.0f} ms (step {step:.0f})", flush=True)
         for what, found, digits in (("a step", steps, 3), ("SIGKILL to the end of the first new step", stalls, 3)):
             ratios = [ours / theirs for ours, theirs in zip(found["ftrun"], found["torchrun"], strict=True)]
             cells = [tables.figure(found[system]) for system in SYSTEMS]
             more = [ours / theirs for ours, theirs in zip(found[SPARE], found["ftrun"], strict=True)]
             rows.append([name, what, *cells, tables.figure(ratios, "times", digits), tables.figure(more, "times", digits)])
-        rows.append([name, "loss of a node to the end of the first new step", "", tables.figure(losses), "", "", ""])
+        for lost, times in losses.items():
+            rows.append([name, f"loss of a {lost} to the end of the first new step", "", tables.figure(times), "", "", ""])
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 
@@ -54,6 +55,14 @@ class Lan:
     def plug(self, node: int, into: bool) -> None:
         """Plug the cable of a node in or out, at the bridge: the node itself sees no change."""
         self._in(self._hub, "link", "set", f"p{node}", "master" if into else "nomaster", *(["br0"] if into else []))
+
+    def destroy(self, node: int) -> None:
+        """Lose a machine: nobody hears of the end of its processes, neither from them nor from its kernel."""
+        self.plug(node, into=False)
+        found = subprocess.run(["ip", "netns", "pids", self._names[node]], check=True, capture_output=True, text=True)
+        for pid in found.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def _in(self, namespace: str, *words: str) -> None:
         _ip("-n", namespace, *words)

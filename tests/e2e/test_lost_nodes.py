@@ -170,3 +170,16 @@ def test_a_node_whose_cable_is_cut(folder: Path, stock: Stock) -> None:
         outcomes = end(begun, 1)
         assert begun[1].process.returncode == 1 and "cannot be reached" in begun[1].output, begun[1].output
         all_exact(outcomes, stock("--steps", "100", "--stretch", "0.05"), struck=[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_machine_is_lost(lost: int, folder: Path, stock: Stock) -> None:
+    """Nobody says anything: neither its guardian nor its kernel, which would close connections."""
+    steps = ("--steps", "100", "--stretch", "0.05")
+    with lans.lan(3) as lan:
+        begun = begin(folder, steps, lan=lan)
+        wait_for_steps(begun[:2])
+        lan.destroy(lost)
+        all_exact(end(begun, lost), stock(*steps), struck=[1])
