@@ -13,7 +13,8 @@ from ftrun.core.shared.notes import KeptNote
 from ftrun.view import text
 from ftrun.view.find import Found
 from ftrun.view.journal import History
-from ftrun.view.snapshot import ENDED, SCHEMA
+from ftrun.view.snapshot import SCHEMA
+from ftrun.view.state import ENDED
 
 
 def read(found: Found) -> History:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from ftrun.core.shared.board import Board, F, Flag, Head
+from ftrun.core.shared.board import Board, F, Flag
+from ftrun.core.shared.health import STALE
 from ftrun.core.shared.moment import Moment, phase_from
 
-STALE = 2.0  # seconds without a beat
 # reasons why a rank stands out, the gravest first
 REASONS = (
     "gone",
@@ -23,33 +23,6 @@ REASONS = (
 _ACCUSED = REASONS[1]
 _WAITS = 1.0  # seconds in a collective after which a rank stands out
 _ALIVE = int(Flag.ALIVE)  # an int, because testing an enum is ten times slower
-
-
-def used_cells(board: Board) -> int:
-    """Return the number of cells up to the last one that a process ever used."""
-    pids = board.column(F.PID, min(board[Head.ROOM], board.cells))
-    return max((at + 1 for at, pid in enumerate(pids) if pid), default=0)
-
-
-def living(board: Board, used: int) -> list[int]:
-    """Return the cells of processes that were not reaped."""
-    pids, exited = board.column(F.PID, used), board.column(F.EXITED, used)
-    return [i for i, (pid, gone) in enumerate(zip(pids, exited, strict=True)) if pid and not gone]
-
-
-def healthy(
-    board: Board, holders: dict[int, int], used: int, now: int, accused: Collection[int] = ()
-) -> tuple[int, int]:
-    """Count the healthy ranks, and return with them the oldest beat of the living ranks (monotonic ns, 0 = none beats).
-
-    A rank is healthy if its process lives and beats, or exited with 0. A rank that never beats (a program) counts while it
-    lives; a rank that is `accused` of holding the others up does not count.
-    """
-    exited, status = board.column(F.EXITED, used), board.column(F.EXIT_STATUS, used)
-    beats, oldest = board.column(F.BEAT, used), now - int(STALE * 1e9)
-    here = [i for i in holders if i < used]
-    well = sum(1 for i in here if holders[i] not in accused and (not status[i] if exited[i] else not 0 < beats[i] < oldest))
-    return well, min((beats[i] for i in here if beats[i] and not exited[i]), default=0)
 
 
 def moved(board: Board, used: int) -> tuple[int, int]:

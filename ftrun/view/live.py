@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from ftrun.core.runs import RunInfo
-from ftrun.view import fold, keys, snapshot, text
+from ftrun.view import fold, keys, snapshot, state, text
 from ftrun.view.paint import painted
 from ftrun.view.screen import screen
 from ftrun.view.status.header import BRIEF
@@ -115,7 +115,7 @@ class _View:
 
     @property
     def state(self) -> str:
-        return str(self._picture["state"]) if self._picture else snapshot.ENDED
+        return str(self._picture["state"]) if self._picture else state.ENDED
 
     @property
     def share(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ftrun.core.account import PARTS, Account
 from ftrun.core.text import page
-from ftrun.view.snapshot import DEGRADED, ENDED, HEALTHY, RECOVERING, STALLED, STARTING, UNPROTECTED
+from ftrun.view.state import DEGRADED, ENDED, HEALTHY, RECOVERING, STALLED, STARTING, UNPROTECTED
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = (STARTING, HEALTHY, UNPROTECTED, DEGRADED, STALLED, RECOVERING, ENDED)

@@ -11,6 +11,7 @@ from ftrun.core.shared import mesh
 from ftrun.core.shared.moment import CALL_AFTER, LOOP_END, Moment
 from ftrun.view import text
 from ftrun.view.status.header import header, troubles
+from ftrun.view.status.nodes import nodes
 from ftrun.view.status.sentences import cause
 from ftrun.view.text import BAD, CHOSEN, CULPRIT, HEAD, PLAIN, QUIET, STRONG, WARN, Column, Line, Span
 
@@ -50,7 +51,7 @@ def screen(picture: dict[str, Any], width: int, selected: int | None = None, cha
     `selected`: index of the incident that the keyboard marks. `chart`: lines for the chart of step times, 0 = one line.
     """
     width = max(width, WIDTH_LEAST)
-    lines = [*header(picture, width, chart), *troubles(picture, width), [], *ranks(picture, width)]
+    lines = [*header(picture, width, chart), *troubles(picture, width), [], *nodes(picture, width), *ranks(picture, width)]
     found = incidents(picture, width, selected)
     return [*lines, *([[], *found] if found else [])]
 

@@ -21,7 +21,7 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.journal import Tail
 from ftrun.core.runs import RunInfo
 from ftrun.core.shape import listed, loads, maybe, number, record, row, text, whole
-from ftrun.core.shared import gate, left_out, notes
+from ftrun.core.shared import gate, health, left_out, notes
 from ftrun.core.shared.board import (
     Board,
     Busy,
@@ -37,22 +37,19 @@ from ftrun.core.shared.moment import phase_of
 from ftrun.core.shared.notes import KeptNote, ParkedNote
 from ftrun.core.shared.world import World, newest_world
 from ftrun.core.system import procfs
-from ftrun.view import devices, fold
+from ftrun.view import devices, fold, nodes
 from ftrun.view.journal import History
 from ftrun.view.records import VICTIM
+from ftrun.view.state import DEGRADED, ENDED, HEALTHY, of_node
 from ftrun.view.status.pace import Pace
 
 SCHEMA = 1  # version of the picture that `ftrun status --json` prints; grows when a field changes its meaning or goes
-HEALTHY, STARTING, RECOVERING, DEGRADED, ENDED = "healthy", "starting", "recovering", "degraded", "ended"
-STALLED, UNPROTECTED = "stalled", "unprotected"
 _INCIDENT = record({"since": number, "victims": listed(VICTIM), "stages": listed(row(text, number)), "said": text})
 _STALL = record(
     {"since": number, "until": maybe(number), "culprits": listed(whole), "held_up": whole, "waiting": listed(whole)}
     | dict.fromkeys(("where", "excuse", "line"), text)
 )
 _HEAD = record({"phase": text, "incident": maybe(_INCIDENT)}, {"stall": maybe(_STALL)})
-_PROTECTED, _STEPPED = int(Flag.PROTECTED), int(Flag.STEPPED)  # ints, because testing an enum is ten times slower
-_BUILDING = 30.0  # seconds before protect() in which a run counts as starting, not as unprotected
 _INCIDENTS = 20  # newest incidents in a picture
 
 
@@ -103,9 +100,9 @@ class RunWatcher:
         world = self._read_world()
         word = gate.unpack(board.gate())
         head = _head(board)
-        self._used = fold.used_cells(board)
+        self._used = health.used_cells(board)
         holders = {p.cell: p.rank for p in world.places} if world else {}
-        spares = [i for i in fold.living(board, self._used) if i not in holders]
+        spares = [i for i in health.living(board, self._used) if i not in holders]
         found, stall = devices.read(self.run.path), head["stall"]
         self.history.fold("standing still", {"since": stall["since"] if stall else None})
         account = self.history.account
@@ -114,12 +111,15 @@ class RunWatcher:
         workers = [self._worker(board.cell(i), holders[i], now, found, why) for i, why in shown.items()]
         workers += [self._worker(board.cell(i), None, now, found) for i in spares[:ranks]]
         first = board.cell(next(iter(holders))) if holders else None
-        well, oldest = fold.healthy(board, holders, self._used, now, accused)
+        ill, oldest = health.unwell(board, holders, self._used, now, accused)
+        well = len(holders) - len(ill)
         seconds, stopped = time.time() - self.run.started, _stopped(self.run.pid)
-        protected, trained = self._protected(holders)
-        state = self._state(head, len(spares), len(holders) - well + stopped, found, protected, seconds)
-        pace, step, steps = Pace.of(board.openings(word.last), now), _next_step(word.last, first), first[F.LOOP_END] if first else 0
+        protected, trained = health.protected(board, holders, self._used)
+        own = self._state(head, len(spares), len(ill) + stopped, found, protected, seconds)
+        pace, step, steps = Pace.of(board.openings(word.last), now), health.next_step(word.last, first), first[F.LOOP_END] if first else 0
         effective = account.effective(now / 1e9)
+        others = nodes.read(self.run.path, own, seconds)
+        state = nodes.state(others, own)
         told, not_kept = notes.read(KeptNote, self.run.path), left_out.reasons(self.run.path)
         return {
             "schema": SCHEMA,
@@ -129,6 +129,7 @@ class RunWatcher:
             "pid": self.run.pid,
             "launcher": "stopped" if stopped else "runs",
             "host": os.uname().nodename,
+            "nodes": others,
             "seconds": round(seconds, 3),
             "argv": self.run.raw.get("argv", []),
             "cwd": self.run.raw.get("cwd", ""),
@@ -199,30 +200,17 @@ class RunWatcher:
     def _state(
         self, head: dict[str, Any], spares: int, unwell: int, found: list[dict[str, Any]], protected: bool | None, seconds: float
     ) -> str:
-        machine = head["phase"]
-        if machine in OVER or not self.run.alive():
+        if head["phase"] in OVER or not self.run.alive():
             return ENDED
-        if machine in (Machine.NEW, Machine.STARTING):
-            return STARTING
-        if machine in INTERRUPTED or head["incident"] is not None:
-            return RECOVERING
-        if head["stall"] is not None:
-            return STALLED
-        missing = spares < self.run.raw.get("spares", 0)
-        if unwell or any(d.get("quarantined") for d in found):
-            return DEGRADED
-        if protected is None:
-            return STARTING if seconds < _BUILDING else UNPROTECTED
-        return UNPROTECTED if not protected else DEGRADED if missing else HEALTHY
-
-    def _protected(self, holders: dict[int, int]) -> tuple[bool | None, bool]:
-        """Has every rank called protect(), and has any rank trained? None if no rank has trained without protect() yet."""
-        column = self._board.column(F.FLAGS, self._used)
-        flags = [column[i] if i < self._used else 0 for i in holders]
-        trained = any(f & _STEPPED for f in flags)
-        if flags and all(f & _PROTECTED for f in flags):
-            return True, trained
-        return (False if any(f & _STEPPED and not f & _PROTECTED for f in flags) else None), trained
+        return of_node(
+            head["phase"],
+            repairing=head["incident"] is not None,
+            stalled=head["stall"] is not None,
+            impaired=unwell > 0 or any(d.get("quarantined") for d in found),
+            spares_missing=spares < self.run.raw.get("spares", 0),
+            protected=protected,
+            seconds=seconds,
+        )
 
     def _restarts_left(self) -> int:
         settings = self.history.config.get("settings", {})
@@ -297,13 +285,6 @@ def _head(board: Board) -> dict[str, Any]:
         if _HEAD(head):
             return {"stall": None, **head}
     return {"phase": str(Machine.NEW), "incident": None, "stall": None}
-
-
-def _next_step(last: int, cell: Cell | None) -> int:
-    """Return the index of the step whose update comes next; the gate at the end of a loop belongs to no step."""
-    if cell is None or last < 0:
-        return 0
-    return last + 1 + cell.shift - int(cell.has(Flag.LOOP_DONE))
 
 
 def _stall(told: dict[str, Any] | None, now: float) -> dict[str, Any] | None:

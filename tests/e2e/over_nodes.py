@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,19 @@ from ftrun.core.errors import PlatformError
 from ftrun.core.shared.board import Board, Cell, F, Flag
 from ftrun.core.shared.world import newest_world
 from tests.conftest import wait_for
-from tests.e2e.harness import REFERENCE, TIMEOUT, Outcome, Running, check_journal, read, same, script_command, start
+from tests.e2e.harness import (
+    REFERENCE,
+    TIMEOUT,
+    Outcome,
+    Running,
+    check_journal,
+    environment,
+    read,
+    same,
+    script_command,
+    start,
+    tool,
+)
 from tests.e2e.lan import Lan
 
 EXACT = "bit-identical to an uninterrupted run: yes"
@@ -81,6 +94,12 @@ def all_exact(outcomes: Sequence[Outcome], wanted: Outcome, struck: Sequence[int
     # a node may miss the decision of a repair that the next one has superseded
     decided = {(note["incident"], note["resume"]) for outcome in outcomes for note in outcome.notes("world-decided")}
     assert len(decided) == len(dict(decided)), f"two worlds: {decided}"
+
+
+def ask(node: Running, *words: str, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
+    """Run another command of ftrun on a node, in its folder."""
+    command = [tool("ftrun"), *words]
+    return subprocess.run(command, cwd=node.folder, env=environment(node.folder), capture_output=True, text=True, timeout=timeout)
 
 
 class Killer:

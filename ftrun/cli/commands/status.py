@@ -56,11 +56,11 @@ def status(
 
 def exit_code(state: str) -> int:
     """The exit code that says how a run is."""
-    from ftrun.view import snapshot
+    from ftrun.view.state import ENDED, HEALTHY, UNPROTECTED
 
-    if state == snapshot.ENDED:
+    if state == ENDED:
         return EXIT_NOT_RUNNING
-    return 0 if state in (snapshot.HEALTHY, snapshot.UNPROTECTED) else _UNHEALTHY
+    return 0 if state in (HEALTHY, UNPROTECTED) else _UNHEALTHY
 
 
 def _show(picture: dict[str, Any], as_json: bool) -> None:

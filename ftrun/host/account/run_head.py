@@ -47,6 +47,11 @@ class RunHead:
         self._account = Account()
         self._shown = b""
 
+    @property
+    def stall(self) -> Stall | None:
+        """Return the standstill that is shown; None while there is none."""
+        return self._stall
+
     def show(self, account: Account, now: float) -> None:
         """Show the account as of `now`."""
         before, self._account = self._account.open, account

@@ -26,6 +26,7 @@ from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
 from ftrun.host.account.incident_reporter import Narrator
+from ftrun.host.account.node_status import NodeStatus
 from ftrun.host.account.run_head import RunHead
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.base.settings import Settings
@@ -86,6 +87,7 @@ class Agent:
         self._pool = WorkerPool(context, logs, services.pids)
         self._narrator = Narrator(context, nodes.global_rank)
         self._head = RunHead(context.board, nodes.global_rank, journal.note)
+        self._status = NodeStatus(context.board, nodes, context.run_dir.name, settings.spares)
         self._failures = Failures(context, self._pool.workers)
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
@@ -422,6 +424,9 @@ class Agent:
         awaited = [(w.cell, incidents.in_its_script(self._state, w)) for w in slow]
         self._detectors.look(running, self._state.generation, self._holders(), self._whole(), awaited)
         self._head.stalled(self._detectors.standstill, self._detectors.where, time.monotonic())
+        if self._config.shared:
+            quarantined = sum(device in self._state.quarantine for device in self._state.devices)
+            self._status.show(self._narrator.account, self._narrator.holders, self._head.stall, quarantined)
         self._loop.after(self._detectors.pause, self._detect)
 
     def summarize(self) -> None:

@@ -14,10 +14,10 @@ from ftrun.view import text
 from ftrun.view.status import sentences
 from ftrun.view.text import BAD, GOOD, PLAIN, QUIET, STRONG, WARN, Line
 
-_STATE_STYLE = {
+STATE_STYLE = {
     **dict.fromkeys(("starting", "recovering", "degraded", "stalled", "unprotected"), WARN),
     "healthy": GOOD,
-    "ended": QUIET,
+    **dict.fromkeys(("ended", "spare", "finished"), QUIET),
 }
 _LATE = 3.0  # typical steps without a gate after which the current step gets its own bar
 _TALLEST = 2.0  # height of the chart in typical steps: a taller bar would flatten all others
@@ -51,7 +51,7 @@ def _identity(picture: dict[str, Any]) -> list[Line]:
     state = picture["state"]
     return [
         [("run ", QUIET), (picture["run"], STRONG)],
-        [(state, _STATE_STYLE[state]), (f" ({picture['machine']})", QUIET)],
+        [(state, STATE_STYLE[state]), (f" ({picture['machine']})", QUIET)],
         [("generation ", QUIET), (str(picture["generation"]), PLAIN)],
         [("up ", QUIET), (text.duration(picture["seconds"]), PLAIN)],
         [("on ", QUIET), (picture["host"], PLAIN)],

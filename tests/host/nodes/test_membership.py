@@ -47,6 +47,7 @@ class Agent:
         self.play = play
         self.offset = offset  # no two machines have the same clock
         self.heard: list[News] = []
+        self.seen: list[Record] = []  # what the nodes showed last
         self.error: Exception | None = None
         wanted = MemberTerms(**{**play.terms, **terms})
         me = Me(who, f"host-{who}", f"addr-{who}", nproc, rank)
@@ -56,7 +57,10 @@ class Agent:
         return self.play.t + self.offset
 
     def hear(self, news: News) -> None:
-        self.heard.append(copy.deepcopy(news))
+        if news.kind == "seen":
+            self.seen = copy.deepcopy((news.record or {})["nodes"])
+        else:
+            self.heard.append(copy.deepcopy(news))
 
     def tick(self) -> None:
         before = len(self.heard)
@@ -80,7 +84,7 @@ class Agent:
         return next(n for n in reversed(self.heard) if n.kind == "ready")
 
     def kinds(self) -> list[str]:
-        return [n.kind for n in self.heard if n.kind not in ("waiting", "seen")]
+        return [n.kind for n in self.heard if n.kind != "waiting"]
 
 
 class Play:
@@ -387,12 +391,26 @@ def test_each_node_sees_what_the_others_show() -> None:
     play.run()
     agents[1].member.shows("progress", {"step": 7})
     play.run()
-    for agent in agents[:2]:
-        seen = next(news.record for news in reversed(agent.heard) if news.kind == "seen")
-        assert seen is not None
-        told = [(node["node"], node["host"], node["state"], node["shows"]) for node in seen["nodes"]]
+    for agent in agents:  # the spare one, too
+        told = [(node["node"], node["host"], node["state"], node["shows"]) for node in agent.seen]
         wanted = [(0, "host-a", "in", {}), (1, "host-b", "in", {"progress": {"step": 7}}), (None, "host-c", "joining", {})]
         assert told == wanted, agent.who
+        assert [node["host"] for node in agent.seen if node["here"]] == [f"host-{agent.who}"]
+        assert not any(node["silent"] for node in agent.seen)
+
+
+def test_each_node_sees_which_others_are_silent_and_finished() -> None:
+    play = Play(2, 2, keep_alive=8.0)
+    agents = [play.add(who) for who in "ab"]
+    play.run()
+    agents[0].member.finished()
+    play.frozen.add("b")
+    play.run(5.0)
+    mine, other = agents[0].seen
+    assert (mine["state"], mine["silent"]) == ("finished", 0) and (other["state"], other["silent"]) == ("in", 5)
+    play.frozen.clear()
+    play.run(1.0)
+    assert agents[0].seen[1]["silent"] == 0
 
 
 def test_weights() -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
+from ftrun.host.nodes.membership import shown
 from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.guardian import Guarded
 from ftrun.host.nodes.membership.seats import Seats
@@ -42,7 +43,7 @@ class News:
     - host: record with addr, where to start a store
     - ready: table, and record with host and port of the store, me, and the incident in which this node takes a lost one's place, or 0
     - unstored: the node that had the store is lost; stored: record with host and port of the next one
-    - seen: record with `nodes`, what each node of the round and each spare one shows of itself, whenever that changes
+    - seen: record with `nodes`, what each node of the round and each spare one shows of itself, whenever that changes, also to a spare one
     - broken, over, lost: record with the reason; unreached, before the first look: record with detail
     - stale: an earlier run's round
     - in a repair stops (with the table), decided, restored: records as in together.py
@@ -337,8 +338,9 @@ class Member:
         elif last is not None and all(self._vanished(m.id, now) for m in last.members):
             self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
-        if spare:
+        if last is not None and spare:
             self._joining_since = now  # it may be needed much later, and then waits for the others as long as they do for it
+            self._look_at_nodes(last, now)
         self._report_waiting(target, joiners, last if spare else None)
         if now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
@@ -470,20 +472,18 @@ class Member:
             self._ring()
             self._view = self._carrier.view()
             self._together.look(self._view)  # it waits for what it wrote like the others
-        self._look_at_nodes(table, now)
+        if self._ready:
+            self._look_at_nodes(table, now)
         self._look_for_more(table, now)
 
     def _look_at_nodes(self, table: RoundTable, now: float) -> None:
-        waiting = [who for who in self._joiners(table.round + 1, now) if table.index(who) is None and who != self._me.id]
-        seen = [self._as_seen(member.id, at) for at, member in enumerate(table.members)]
-        seen += [self._as_seen(who, None) for who in sorted(waiting)]
-        if self._ready and seen != self._seen:
+        waiting = [who for who in self._joiners(table.round + 1, now) if table.index(who) is None]
+        vanished = {m.id for m in table.members if self._vanished(m.id, now)}
+        silent = {who: now - sight.changed for who, sight in self._sights.items()}
+        seen = shown.nodes(self._view, table, waiting, self._me.id, silent, vanished)
+        if seen != self._seen:
             self._seen = seen
             self._on_news(News("seen", table.round, {"nodes": seen}))
-
-    def _as_seen(self, who: str, at: int | None) -> Record:
-        record = self._record(who)
-        return {"node": at, "id": who, **{name: record.get(name) for name in ("host", "nproc", "state", "shows")}}
 
     def _follow_seats(self, table: RoundTable) -> RoundTable:
         """Take over what spare nodes changed: the members, and where the workers meet."""
