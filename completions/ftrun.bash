@@ -19,7 +19,7 @@ _ftrun_options() {
     case $1 in
         completions) echo '--help' ;;
         doctor) echo '--help --rdzv-endpoint --json' ;;
-        drain) echo '--help --rank --wait --yes --json' ;;
+        drain) echo '--help --rank --node --wait --yes --json' ;;
         events) echo '--help --follow --json' ;;
         explain) echo '--help' ;;
         inject-fault) echo '--help --rank --at --step --epoch --after --for --wait --yes --random --seed --json' ;;
@@ -38,6 +38,7 @@ _ftrun_value() {
     case "$1 $2" in
         'doctor --rdzv-endpoint' | 'doctor --rdzv_endpoint') echo 'place' ;;
         'drain --rank') echo 'other' ;;
+        'drain --node') echo 'other' ;;
         'drain --wait') echo 'other' ;;
         'inject-fault --rank') echo 'other' ;;
         'inject-fault --at') echo 'words forward backward gate update idle stop reset restore' ;;

@@ -45,7 +45,7 @@ end
 
 complete -c ftrun -n __ftrun_at_start -a completions -d 'Print the completion file of a shell.'
 complete -c ftrun -n __ftrun_at_start -a doctor -d 'Look at everything that ftrun needs of this machine, and say how to mend what is wrong.'
-complete -c ftrun -n __ftrun_at_start -a drain -d 'Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.'
+complete -c ftrun -n __ftrun_at_start -a drain -d 'Move a rank to a spare, between two steps, or a whole node to a spare node: for a device or a machine that is to be serviced, or that one does not trust.'
 complete -c ftrun -n __ftrun_at_start -a events -d 'List what happened in a run, from its journal (default: the newest run).'
 complete -c ftrun -n __ftrun_at_start -a explain -d 'Explain the code that a message of ftrun ended with: what happened, why, and what to do. Without CODE: all of them. Of a RUN: which of its script\'s values are kept with each step, and which are not, and why.'
 complete -c ftrun -n __ftrun_at_start -a inject-fault -d 'Strike a live run with a fault, now or where it is asked for. KIND is one of kill, term, segv, abort, exit:CODE, exception, oom, freeze, hang, gil, slow:FACTOR, nan, bitflip, comm, xid:N, gpu-lost, ecc, launcher-kill, node-kill. Exit code 0: it fired; 1: it did not.'
@@ -62,7 +62,8 @@ complete -c ftrun -n '__ftrun_in doctor' -s h -l help -d 'Show this message and 
 complete -c ftrun -n '__ftrun_in doctor' -l rdzv-endpoint -d 'Where nodes are to meet: a folder, or HOST[:PORT].' -r -F
 complete -c ftrun -n '__ftrun_in doctor' -l json -d 'JSON instead of text.'
 complete -c ftrun -n '__ftrun_in drain' -s h -l help -d 'Show this message and exit.'
-complete -c ftrun -n '__ftrun_in drain' -l rank -d 'The rank to move.' -x
+complete -c ftrun -n '__ftrun_in drain' -l rank -d 'The rank to move, of any node of the run.' -x
+complete -c ftrun -n '__ftrun_in drain' -l node -d 'The node to move to a spare one; its ftrun ends with exit code 0.' -x
 complete -c ftrun -n '__ftrun_in drain' -l wait -d 'Seconds to wait until it is done.' -x
 complete -c ftrun -n '__ftrun_in drain' -l yes -s y -d 'Do not ask; needed without a terminal.'
 complete -c ftrun -n '__ftrun_in drain' -l json -d 'JSON instead of text.'

@@ -379,10 +379,11 @@ class WorldStops(Event):
 
 @dataclass(frozen=True)
 class Seated(Event):
-    """This node, a spare one so far, takes the place of a node that was lost, in the repair `incident` of its world."""
+    """This node, a spare one so far, takes the place of a node that was lost, or `drained`, in the repair `incident` of its world."""
 
     t: float
     incident: int = 0
+    drained: bool = False
 
 
 @dataclass(frozen=True)
@@ -412,13 +413,14 @@ class WorldRestored(Event):
 class WorldEnded(Event):
     """The run is over on every node (`code` 0: well), or the other nodes cannot be reached. `detail` is for people.
 
-    `elsewhere`: the reason is not on this node.
+    `elsewhere`: the reason is not on this node. `drained`: it goes on without this node, which gave its place to a spare one.
     """
 
     t: float
     code: int
     detail: str
     elsewhere: bool = False
+    drained: bool = False
 
 
 # ---- actions -------------------------------------------------------------------------------------------------------

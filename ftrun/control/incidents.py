@@ -188,7 +188,7 @@ def seated(config: Config, state: State, event: events.Seated) -> Result:
         stood_still=(),
     )
     state, orders = stop(config, state)
-    return state, (Say("seated"), *old, events.ResetGate(begun), *orders)
+    return state, (Say("seated", detail="drained" if event.drained else "lost"), *old, events.ResetGate(begun), *orders)
 
 
 def world_decided(config: Config, state: State, event: events.WorldDecided) -> Result:

@@ -216,6 +216,8 @@ def signalled(config: Config, state: State, event: ev.Signalled) -> Result:
 
 
 def world_ended(config: Config, state: State, event: ev.WorldEnded) -> Result:
+    if event.drained:
+        return budgets.finish(state, EXIT_OK, event.detail, Say("drained", detail=event.detail), failed=False)
     said = Say("done") if event.code == EXIT_OK else Say("world_ended", detail=event.detail)
     return budgets.finish(state, event.code, event.detail, said)
 

@@ -14,18 +14,21 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ftrun.core.shared.board import Cell, Flag
 from ftrun.core.system import files
 from ftrun.faults.kinds import spelled
 from ftrun.faults.plan import InjectedFault, where
 
 FOLDER = "requests"
 FAULT, DRAIN, RANDOM, DEVICE = "fault", "drain", "random", "device"
+MOVE = "move"  # for the launcher, which asks another node: a rank of that node is to be drained, or the whole node
 REQUEST = "request"  # InjectedFault.source
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request. `op` is FAULT, DRAIN, RANDOM, or DEVICE (for the launcher: `at` is the device's UUID).
+    """A request. `op` is FAULT, DRAIN, RANDOM, DEVICE (for the launcher: `at` is the device's UUID), or MOVE (for the launcher: `node` is
+    to be moved, or with -1 the `rank` of another node).
 
     `at` "" = any phase of a step; `step` None = any step; `epoch` None = any, or none; `seconds` None = for ever. A RANDOM request is
     for all ranks (`rank` -1): `rate` faults per step from step `step` on, drawn from `seed`; `kind` "" = several kinds. `asked`: unix time.
@@ -43,6 +46,8 @@ class Request:
     asked: float = 0.0
     number: int = 0
     epoch: int | None = None
+    node: int = -1
+    key: str = ""  # of a MOVE, by which its outcome is known
 
     def as_fault(self) -> InjectedFault:
         """Return the fault for a trigger to fire. In a drain the rank's worker waits for its end between two steps."""
@@ -64,6 +69,15 @@ class Request:
         kind = spelled(self.kind, self.argument)
         phase, steps = f" in {self.at}" if self.at else "", where(self.epoch, self.step)
         return f"{kind} on rank {self.rank}{phase}" + (f" of {steps}" if steps else "")
+
+
+def why_not_moved(rank: int, cell: Cell) -> str:
+    """Return why `rank`, whose worker has `cell`, has no place between two steps, "" if it has."""
+    if cell.has(Flag.LOOP_DONE):
+        return f"rank {rank} has finished its steps: there is nothing to move any more"
+    if cell.has(Flag.SCRIPT) and not cell.has(Flag.GROUP):
+        return f'rank {rank} has no "ftrun" process group: only ranks of a script that calls ftrun.protect can be moved'
+    return ""
 
 
 def post(run_dir: Path, request: Request, *, taken: bool = False) -> Request:

@@ -146,7 +146,7 @@ class Trigger:
             if request.number in self._known:
                 continue
             self._known.add(request.number)
-            if request.op == requests.DEVICE:
+            if request.op in (requests.DEVICE, requests.MOVE):
                 continue
             if request.op == requests.RANDOM:
                 world_size = board[Head.WORLD_SIZE]

@@ -21,6 +21,7 @@ _STATUS = record(
     {"run": text, "phase": text, "repairing": flag, "protected": maybe(flag), "unwell": listed(whole), "stall": maybe(_STALL)}
     | dict.fromkeys(_COUNTS, whole)
 )
+_OUTCOME = record({"moved": flag}, {"why": text, **dict.fromkeys(("step", "from", "to"), whole)})
 _SHOWN = ("run", "step", "generation", "replacements", "restarts", "spares_ready", "spares_wanted", "unwell", "stall")
 
 
@@ -31,14 +32,27 @@ def read(run_dir: Path, own: str, seconds: float) -> list[dict[str, Any]]:
         own: The state of this node, as its own files tell it.
         seconds: How long the run has been going.
     """
+    raw = _read(run_dir)
+    firsts = accumulate((entry["nproc"] for entry in raw if entry["node"] is not None), initial=0)
+    return list(_entries(raw, firsts, own, seconds))
+
+
+def outcomes(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return what came of the newest requests of `ftrun drain`, by their keys: moved, and why not, or step, from and to (processes)."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in _read(run_dir):
+        shown = entry.get("shows")
+        told = shown.get("drains") if isinstance(shown, dict) else None
+        found |= {key: one for key, one in told.items() if _OUTCOME(one)} if isinstance(told, dict) else {}
+    return found
+
+
+def _read(run_dir: Path) -> list[dict[str, Any]]:
     try:
         raw = loads((run_dir / paths.NODES).read_bytes())
     except (OSError, ValueError):
         return []
-    if not listed(_NODE)(raw):
-        return []
-    firsts = accumulate((entry["nproc"] for entry in raw if entry["node"] is not None), initial=0)
-    return list(_entries(raw, firsts, own, seconds))
+    return raw if listed(_NODE)(raw) else []
 
 
 def state(nodes: list[dict[str, Any]], own: str) -> str:
@@ -55,7 +69,7 @@ def _entries(raw: list[dict[str, Any]], firsts: Iterator[int], own: str, seconds
         status = status if _STATUS(status) else None
         first = next(firsts) if member else None
         yield {
-            **{name: entry[name] for name in ("node", "id", "host", "here", "silent")},
+            **{name: entry[name] for name in ("node", "id", "host", "nproc", "here", "silent")},
             "ranks": None if first is None else [first, first + entry["nproc"] - 1],
             "state": _state(entry, status, own, seconds) if member else SPARE,
             "machine": status["phase"] if status else None,

@@ -38,13 +38,18 @@ NOT_RUN = {
     "ftrun --nnodes 2 --rdzv-backend etcd": "tests/host/nodes does, with an etcd",
     "ftrun --nnodes 2 --rdzv-backend kubernetes": "tests/host/nodes does, with an API of its own",
     "ftrun --nnodes 2 --spare-nodes 1": "tests/e2e/test_lost_nodes.py starts spare nodes",
+    "ftrun drain brave-otter --node": "tests/e2e/test_drain_nodes.py does, on several nodes",
     "ftrun verify ": "test_verify, a slow one",
     "ftrun --nproc-per-node 2 --metrics-file": "tests/view/test_metrics.py has such a run",
 }
 ON_A_LIVE_RUN = ("ftrun inject-fault ", "ftrun drain ", "ftrun status", "ftrun metrics ", "ftrun events", "ftrun runs")
 ON_AN_ENDED_RUN = ("ftrun timeline ", "ftrun events brave-otter", "ftrun runs --all")
 ENDED = [command for command in ALL if command.startswith(ON_AN_ENDED_RUN)]
-LIVE = [command for command in ALL if command.startswith(ON_A_LIVE_RUN) and command not in ENDED]
+LIVE = [
+    command
+    for command in ALL
+    if command.startswith(ON_A_LIVE_RUN) and command not in ENDED and not command.startswith(tuple(NOT_RUN))
+]
 RUN = [
     command
     for command in ALL

@@ -106,6 +106,22 @@ def test_a_node_that_had_a_place_before_takes_another() -> None:
     assert run.at(RunPhase.STOPPING)
 
 
+def test_a_drained_node_ends_well_and_at_once() -> None:
+    """Nobody failed, so no rank is given time to tell of a failure."""
+    run = node()
+    orders = run.send(ev.WorldEnded(0.0, 0, "node 1 is drained", drained=True))
+    assert says(orders) == ["drained"] and run.at(RunPhase.ENDING)
+    assert only(orders, ev.Terminate) == ev.Terminate("node 1 is drained", failed=False)
+    assert only(orders, ev.End).code == 0
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_who_takes_a_place_says_why_it_is_free(drained: bool) -> None:
+    run = Driver(2, 0, shared=True)
+    said = [order for order in run.send(ev.Seated(0.0, 3, drained)) if isinstance(order, ev.Say)]
+    assert [(say.what, say.detail) for say in said] == [("seated", "drained" if drained else "lost")]
+
+
 def test_a_node_is_lost_when_ranks_have_left_the_loop() -> None:
     run = node()
     run.send(ev.LoopDone(0.0, run.holder(1), True))

@@ -1,4 +1,4 @@
-"""`ftrun drain`: move a rank to another worker, between two steps, without losing anything.
+"""`ftrun drain`: move a rank to another worker, or a node to a spare one, without losing anything.
 
 Exit code 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no such run.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,33 +26,57 @@ _LOOK = 0.1  # seconds between two looks when no bell rings
 
 @app.command(
     "drain",
-    help="Move a rank to a spare, between two steps: for a device that is to be serviced, or that one does not trust.",
+    help="Move a rank to a spare, between two steps, or a whole node to a spare node: for a device or a machine that is to be "
+    "serviced, or that one does not trust.",
     epilog="Without RUN: the live run, if there is only one and it was started in this folder. "
     "Exit codes: 0 it was moved, 1 it was not, 2 usage, 3 the run is not running, 4 no such run.\n\n"
-    "Example: ftrun drain brave-otter --rank 2",
+    "Examples: `ftrun drain brave-otter --rank 2`; `ftrun drain brave-otter --node 1` on any node of the run.",
 )
 def drain(
     run_id: str = typer.Argument(None, metavar="RUN", help="The run's name."),
-    rank: int = typer.Option(..., "--rank", metavar="R", help="The rank to move."),
+    rank: int = typer.Option(None, "--rank", metavar="R", help="The rank to move, of any node of the run."),
+    node: int = typer.Option(None, "--node", metavar="N", help="The node to move to a spare one; its ftrun ends with exit code 0."),
     wait: float = typer.Option(_WAIT, "--wait", metavar="S", help="Seconds to wait until it is done."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask; needed without a terminal."),
     as_json: bool = typer.Option(False, "--json", help="JSON instead of text."),
 ) -> int:
     from ftrun.cli import live
 
+    if (rank is None) is (node is None):
+        raise UsageError("ftrun drain needs --rank R or --node N; see: ftrun drain --help")
+    if not 0 < wait < float("inf"):
+        raise UsageError("--wait is a number of seconds above 0")
     try:
-        if not 0 < wait < float("inf"):
-            raise UsageError("--wait is a number of seconds above 0")
-        found = live.Live.find(run_id, f"drain RUN --rank {rank}")
-        cell = found.cell(rank)
-        _check(rank, cell)
-        if not live.confirmed(f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}?", yes):
+        found = live.Live.find(run_id, f"drain RUN --rank {rank}" if node is None else f"drain RUN --node {node}")
+        question, move = _rank(found, rank, wait, as_json) if node is None else _node(found, node, wait, as_json)
+        if not live.confirmed(f"{question}?", yes):
             tell("nothing was moved")
             return 1
-        return _move(found, rank, wait, as_json)
+        return move()
     except OSError as error:
         tell(f"error: nothing was moved: {error}")
         return 1
+
+
+def _rank(found: Live, rank: int, wait: float, as_json: bool) -> tuple[str, Callable[[], int]]:
+    """What is to be done, and the function that does it and returns the exit code."""
+    from ftrun.cli import elsewhere
+
+    other = elsewhere.node_of(found, rank)
+    if other is not None:
+        what = f"move rank {rank} of run {found.run.run_id}, on node {other['node']} ({other['host']}), to another worker"
+        return what, lambda: elsewhere.move_rank(found, other, rank, wait, as_json)
+    cell = found.cell(rank)
+    _check(rank, cell)
+    return f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}", lambda: _move(found, rank, wait, as_json)
+
+
+def _node(found: Live, number: int, wait: float, as_json: bool) -> tuple[str, Callable[[], int]]:
+    from ftrun.cli import elsewhere
+
+    node, spare = elsewhere.spare_for(found, number)
+    what = f"move node {number} ({node['host']}) of run {found.run.run_id} to the spare node {spare['host']}"
+    return what, lambda: elsewhere.move_node(found, node, wait, as_json)
 
 
 def _pid(cell: Cell) -> int:
@@ -62,14 +87,10 @@ def _pid(cell: Cell) -> int:
 
 def _check(rank: int, cell: Cell) -> None:
     """Raises UsageError for a rank that has no place between two steps."""
-    from ftrun.core.shared.board import Flag
+    from ftrun.faults import requests
 
-    if cell.has(Flag.LOOP_DONE):
-        raise UsageError(f"rank {rank} has finished its steps: there is nothing to move any more")
-    if cell.has(Flag.SCRIPT) and not cell.has(Flag.GROUP):
-        raise UsageError(
-            f'rank {rank} has no "ftrun" process group: only ranks of a script that calls ftrun.protect can be moved'
-        )
+    if why := requests.why_not_moved(rank, cell):
+        raise UsageError(why)
 
 
 def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:

@@ -91,6 +91,7 @@ class Narrator:
         self._nodes = context.settings.nodes.most
         self.holders: dict[int, int] = {}
         self.inexact = Inexact(0)
+        self._drained = False  # this node gave its place up: the run's result is not its to judge
 
     def published(self, publish: Publish, spares: Mapping[int, int]) -> None:
         """Record that a world was published; `spares` maps ranks of this node to the spares that took them."""
@@ -146,7 +147,8 @@ class Narrator:
         elif isinstance(event, Seated):
             at = time.monotonic_ns()
             self._fold("dropped", {})  # a node that lost its own place before has waited since
-            self._strike(at, at, evidence="the node that had these ranks was lost")
+            how = "gave them up" if event.drained else "was lost"
+            self._strike(at, at, evidence=f"the node that had these ranks {how}")
         elif isinstance(event, (DeviceFault, Probed)) and (phase in INCIDENT or any(_begins(a) for a in actions)):
             self._begin_device(actions, woke)
         if isinstance(event, Protected) and self._attempt.since is None:
@@ -275,6 +277,9 @@ class Narrator:
             self._log((messages.said(say) or "") + (f"; it failed {late}" if late else ""), messages.level(say.what))
         elif say.what == "recovered":
             self._recovered()
+        elif say.what == "drained":
+            self._drained = True
+            self._log(messages.said(say) or "")
         elif say.what == "inexact":
             self._log(self._why_inexact(), messages.level(say.what))
         elif say.what == "spare_unneeded":
@@ -437,9 +442,9 @@ class Narrator:
                 notes.read_all(DoubtNote, self._run_dir),
             )
             # a failed run has no result, and its report names the rank that raised
-            for line in lines if code == 0 else lines[:1]:
+            for line in lines if code == 0 and not self._drained else lines[:1]:
                 self._log(line)
-        elif code == 0:
+        elif code == 0 and not self._drained:
             last = gate.unpack(self._board.gate()).last
             steps, equal = self._attempt.steps(last + 1, self._ends()), self._are_equal(last)
             took = time.monotonic() - self._since
@@ -452,7 +457,7 @@ class Narrator:
         self.values.note()
         incidents, restarts = len(account.costs), account.failed_attempts
         facts = {"incidents": incidents, "restarts": restarts, "redone": account.redone, "lost_ms": account.lost_ms}
-        exact = code == 0 and not self.inexact and not restarts and not (incidents and forgotten)
+        exact = code == 0 and not self._drained and not self.inexact and not restarts and not (incidents and forgotten)
         self._note("summary", exact=exact, inexact=int(self.inexact), left_out=forgotten, **facts)
 
 

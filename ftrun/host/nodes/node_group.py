@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -46,6 +47,16 @@ class StoreHost(Protocol):
         """Let other nodes that know `secret` read this node's memory, on `address`; the host passes the port to `serves`."""
 
 
+class Requests(Protocol):
+    """Hears what persons ask of this node, on any node."""
+
+    def asked(self, request: Record) -> None:
+        """Move a rank, or this node, as a request says; see membership.drains."""
+
+    def refused(self, why: str) -> None:
+        """Hear why this node cannot give its place up."""
+
+
 class SoleNode:
     """Replaces `Peers` in a run on one node. `stamp`: no other run has the same."""
 
@@ -76,6 +87,16 @@ class SoleNode:
 
     def shows(self, subject: str, facts: Record) -> None:
         """Do nothing: there are no others to show it to."""
+
+    def hears(self, requests: Requests) -> None:
+        """Do nothing: nobody asks."""
+
+    def asks(self, request: Record) -> str:
+        """Return why nobody is asked: there are no others."""
+        return "the run has one node"
+
+    def gives_up(self) -> None:
+        """Do nothing: nobody takes this node's place."""
 
     def serves(self, port: int) -> None:
         """Do nothing: there are no others to tell."""
@@ -139,7 +160,9 @@ class Peers:
         self._incident = 0
         self._stopped = 0  # and the generation that it has on this node
         self._heard: Record | None = None  # the last repair that another node began
-        self._seated_in = 0  # the repair in which this node takes a lost one's place, until it does; 0 = none
+        self._seated_in = 0  # the repair in which this node takes another one's place, until it does; 0 = none
+        self._after_drain = False  # that one gave it up
+        self._requests: Requests | None = None
         self._mirrored = min(meeting.terms.spares, meeting.terms.replacements) > 0
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
@@ -237,7 +260,7 @@ class Peers:
     def begins(self) -> ev.Event:
         """Return the event with which the run begins on this node: in the middle of a repair, if it takes a lost one's place."""
         incident, self._seated_in = self._seated_in, 0
-        return ev.Seated(time.monotonic(), incident) if incident else ev.Begin(time.monotonic())
+        return ev.Seated(time.monotonic(), incident, self._after_drain) if incident else ev.Begin(time.monotonic())
 
     def restored(self, action: ev.TellRestored, missed: int, made: bool) -> None:
         """Tell the other nodes that every rank of this one is restored; `missed` and `made` as in WorldRestored."""
@@ -252,6 +275,25 @@ class Peers:
     def shows(self, subject: str, facts: Record) -> None:
         """Show the other nodes something of this one, a second later at most."""
         self._session.shows(subject, facts)
+
+    def hears(self, requests: Requests) -> None:
+        self._requests = requests
+
+    def asks(self, request: Record) -> str:
+        """Ask `node`, or the node that has `rank` (of the world), to move; return why nobody can be asked, "" = it is asked."""
+        if self._table is None:
+            return "this node has no place in the run"
+        node, rank = request["node"], request["rank"]
+        if rank is not None:
+            node = bisect_right(self._table.firsts(), rank) - 1
+        if not 0 <= node < self.place.nodes or (rank is not None and rank >= self.place.world_size):
+            return f"there is no rank {rank}" if rank is not None else f"there is no node {node}"
+        self._session.asks({**request, "node": node, "to": self._table.members[node].id, "by": self.place.node})
+        return ""
+
+    def gives_up(self) -> None:
+        """Let a spare node take this one's place, when no repair goes on."""
+        self._session.gives_up(self.place.round)
 
     def serves(self, port: int) -> None:
         """Tell the other nodes the port at which they get at this node's memory; 0 = they cannot."""
@@ -341,7 +383,7 @@ class Peers:
         # restarts are counted for the whole world: every node of it has this number
         self._listener.note("world", store=[host, port], **vars(self.place), table=news.table.shown())
         self._listener.log(_world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
-        self._failure, self._seated_in = None, int(news.record["incident"])
+        self._failure, self._seated_in, self._after_drain = None, int(news.record["incident"]), bool(news.record["drained"])
         self._host.meet((host, port), seated=self._seated_in > 0)
 
     def _unstored(self, news: News) -> None:
@@ -356,6 +398,23 @@ class Peers:
         assert news.record is not None
         self.nodes = news.record["nodes"]
         files.replace(self._seen_in, json.dumps(self.nodes), private=True)
+
+    def _drain(self, news: News) -> None:
+        if self._requests is not None and news.record is not None:
+            self._listener.note("drain-asked", **news.record)
+            self._requests.asked(news.record)
+
+    def _kept(self, news: News) -> None:
+        if self._requests is not None and news.record is not None:
+            self._requests.refused(str(news.record["why"]))
+
+    def _drained(self, news: News) -> None:
+        assert news.record is not None
+        self._listener.note("drained", **news.record)
+        if not self._ended:
+            self._ended = True
+            detail = "node {node} ({host}) is drained, and {taker} takes its place".format(**news.record)
+            self._listener.on_event(ev.WorldEnded(time.monotonic(), EXIT_OK, detail, drained=True))
 
     def _broken(self, news: News) -> None:
         assert news.record is not None
@@ -424,6 +483,9 @@ _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "unstored": Peers._unstored,
     "stored": Peers._stored,
     "seen": Peers._seen,
+    "drain": Peers._drain,
+    "kept": Peers._kept,
+    "drained": Peers._drained,
     "broken": Peers._broken,
     "stops": Peers._stops,
     "decided": Peers._decided,

@@ -36,6 +36,7 @@ from ftrun.host.devices.devices import DeviceWatch
 from ftrun.host.nodes.node_group import Peers, SoleNode
 from ftrun.host.output.logs import Logs
 from ftrun.host.run import gates
+from ftrun.host.run.drains import DrainDesk
 from ftrun.host.run.fault_injection import FaultDesk
 from ftrun.host.run.listener import RunListener
 from ftrun.host.run.shutdown import Ending
@@ -95,7 +96,8 @@ class Agent:
         self._detectors = Detectors(context, self._pool, lambda: nodes.place is not None and nodes.place.nodes > 1)
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
-        self._faults = FaultDesk(context, self._pool, self._devices.on_message)
+        self._drains = DrainDesk(context, nodes, lambda: self._narrator.holders, lambda: self._narrator.account)
+        self._faults = FaultDesk(context, self._pool, self._devices.on_message, self._drains.passes_on)
         self._reserve = Reserve(context.run_dir, listener.log)
         self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
@@ -427,6 +429,7 @@ class Agent:
         if self._config.shared:
             quarantined = sum(device in self._state.quarantine for device in self._state.devices)
             self._status.show(self._narrator.account, self._narrator.holders, self._head.stall, quarantined)
+            self._drains.look()
         self._loop.after(self._detectors.pause, self._detect)
 
     def summarize(self) -> None:

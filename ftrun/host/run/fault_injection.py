@@ -22,9 +22,18 @@ from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
-    """Accounts for the injected faults of one run. `on_device` takes messages in the form of the device watcher's."""
+    """Accounts for the injected faults of one run.
 
-    def __init__(self, context: LaunchContext, pool: WorkerPool, on_device: Callable[[dict[str, Any]], None]) -> None:
+    `on_device` takes messages in the form of the device watcher's, `on_move` requests to move a rank of another node, or a node.
+    """
+
+    def __init__(
+        self,
+        context: LaunchContext,
+        pool: WorkerPool,
+        on_device: Callable[[dict[str, Any]], None],
+        on_move: Callable[[requests.Request], None],
+    ) -> None:
         settings = context.settings
         self._run_dir = context.run_dir
         self._plan = self._run_dir / paths.FAULT_PLAN if settings.fault_plan else None
@@ -33,6 +42,7 @@ class FaultDesk:
         self._note = context.listener.note
         self._log = context.listener.log
         self._on_device = on_device
+        self._on_move = on_move
         self._others = settings.nodes.most > 1  # other nodes have ranks of this run
         self._seen = 0
         self._requests: set[int] = set()
@@ -82,6 +92,9 @@ class FaultDesk:
         elif request.op == requests.DEVICE:
             requests.take(self._run_dir, request.number)
             self._on_device(device.message(request))
+        elif request.op == requests.MOVE:
+            requests.take(self._run_dir, request.number)
+            self._on_move(request)
         else:
             self._note("request", request=vars(request))
 

@@ -20,6 +20,8 @@ STEP = 0.1
 class Memory:
     """A carrier."""
 
+    serves = False
+
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
 

@@ -242,6 +242,100 @@ def test_otherwise_all_start_anew(why: str) -> None:
         assert play.agents["a"].ready().round == 1, "the spare node takes part from the start"
 
 
+def request(to: str, key: str = "k", **more: Any) -> dict[str, Any]:
+    return {"to": to, "key": key, "node": 1, "rank": None, "seconds": 5.0, "by": 0, **more}
+
+
+def give_up(play: Play, who: str) -> Agent:
+    """Let an agent give its place up, as soon as it may."""
+    agent = play.agents[who]
+    agent.member.gives_up(agent.ready().round, agent.now())
+    play.run(1.0)
+    return agent
+
+
+def test_a_request_reaches_the_one_whom_it_is_for_and_once() -> None:
+    play = play_of("abc")
+    play.agents["a"].member.asks(request("b", "first"))
+    play.agents["c"].member.asks(request("b", "second", rank=3))
+    play.agents["c"].member.asks(request("b", "first"))  # an order that failed halfway is tried again
+    play.run()
+    heard = {who: [news.record for news in play.agents[who].heard if news.kind == "drain"] for who in "abcs"}
+    assert heard == {"a": [], "b": [request("b", "first"), request("b", "second", rank=3)], "c": [], "s": []}
+
+
+def test_a_drained_node_gives_its_place_to_a_spare_one() -> None:
+    """The others repair as after a loss; it is told that it is out, and that is no failure."""
+    play = play_of("abc")
+    drained = give_up(play, "b")
+    assert drained.kinds()[-1] == "drained"
+    assert drained.heard[-1].record == {"node": 1, "host": "host-b", "taker": "host-s"}
+    heard = newest(play.agents["a"], "stops")
+    assert (heard.record or {})["cause"] == "node 1 (host-b) is drained, and host-s takes its place" and members(heard) == ["a", "s", "c"]
+    seated = play.agents["s"].ready()
+    assert (seated.record or {})["incident"] == 1 and (seated.record or {})["drained"]
+    drained.member.end({"code": 0, "detail": "drained"})
+    drained.member.leave()
+    del play.agents["b"]
+    play.run(20.0)
+    assert not {"break.0", "over", "stop.0.2"} & {*play.memory.records}
+
+
+def test_a_node_that_is_lost_later_is_told_apart() -> None:
+    play = play_of("ab", "st", spares=2)
+    give_up(play, "b")
+    del play.agents["b"]
+    answer(play, {"a": [], "s": [2, 3]})
+    play.frozen.add("s")
+    play.run(LOST)
+    assert not (play.agents["t"].ready().record or {})["drained"]
+    taken = Seats(play.memory.records, 0)
+    assert [seat.drained for seat in taken.taken] == [True, False] and taken.lost == 1
+
+
+def answer(play: Play, replaced: dict[str, list[int]]) -> None:
+    """All nodes answer the newest incident, and open."""
+    incident = max(int(name.rpartition(".")[2]) for name in play.memory.records if name.startswith("stop."))
+    for who, ranks in replaced.items():
+        play.agents[who].member.stopped(0, incident, 3, ranks)
+    play.run(1.0)
+    for who in replaced:
+        play.agents[who].member.restored(0, incident, 0, False)
+    play.run(1.0)
+
+
+def test_drained_nodes_do_not_spend_what_lost_ones_may() -> None:
+    play = play_of("ab", "st", spares=2, replacements=1)
+    give_up(play, "b")
+    del play.agents["b"]
+    answer(play, {"a": [], "s": [2, 3]})
+    play.frozen.add("s")
+    play.run(LOST)
+    assert members(newest(play.agents["a"], "stops")) == ["a", "t"]
+
+
+def test_it_waits_until_nothing_is_repaired() -> None:
+    play = play_of("abc")
+    play.agents["c"].member.stops(0, 1, {"kind": "failed", "rank": 4, "cause": "SIGKILL"})
+    play.run(1.0)
+    assert give_up(play, "b").kinds()[-1] == "stops"
+    answer(play, {"a": [], "b": [], "c": [4]})
+    assert give_up(play, "b").kinds()[-1] == "drained"
+
+
+@pytest.mark.parametrize(("waiting", "terms", "serves", "why"), [
+    ("", {}, False, "no spare node with 2 ranks waits"),
+    ("s", {"replacements": 0}, False, "spare nodes only take part in a restart here (--node-loss restart, --max-node-replacements 0)"),
+    ("s", {}, True, "it serves the endpoint at which the nodes meet"),
+])  # fmt: skip
+def test_why_a_node_keeps_its_place(waiting: str, terms: dict[str, Any], serves: bool, why: str) -> None:
+    play = play_of("ab", waiting, **terms)
+    play.memory.serves = serves
+    kept = give_up(play, "b")
+    assert kept.kinds()[-1] == "kept" and kept.heard[-1].record == {"why": why}
+    assert "stop.0.1" not in play.memory.records
+
+
 def test_the_same_number_on_every_node() -> None:
     play = play_of(waiting="", spares=0)
     play.add("s", spares=1)

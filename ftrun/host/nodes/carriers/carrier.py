@@ -43,6 +43,8 @@ class Carrier(Protocol):
         OSError: By every method, if they are for now.
     """
 
+    serves: bool  # do the others lose the records when this agent leaves?
+
     def view(self) -> Mapping[str, Record]:
         """Return all records as they are now; those of a peer whose connection closed have "gone": True."""
 

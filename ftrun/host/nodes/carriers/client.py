@@ -64,6 +64,7 @@ class Client:
         self._sock = sock
         self._where = where
         self._server = server
+        self.serves = server is not None
         self._incoming = bytearray()
         self._records: dict[str, Record] = {}
         self._version = 0

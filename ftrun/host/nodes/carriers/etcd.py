@@ -176,6 +176,8 @@ class Gateway:
 class Etcd:
     """A carrier in etcd. Each method may also raise UsageError, if etcd refuses the request."""
 
+    serves = False
+
     def __init__(self, gateway: Gateway, run_id: str) -> None:
         self._gateway = gateway
         self._run = f"ftrun/{run_id}/"

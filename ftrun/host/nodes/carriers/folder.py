@@ -68,6 +68,8 @@ class Folder:
         OSError: The folder cannot be read or written.
     """
 
+    serves = False
+
     def __init__(self, folder: Path, patience: float) -> None:
         from filelock import FileLock  # not at the first record that a repair creates: it takes 25 ms
 

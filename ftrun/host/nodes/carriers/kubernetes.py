@@ -161,6 +161,8 @@ class Api:
 class Kubernetes:
     """A carrier in the Kubernetes API. Each method may also raise UsageError, if the API refuses the request."""
 
+    serves = False
+
     def __init__(self, api: Api, run_id: str) -> None:
         self._api = api
         self._run = run_id

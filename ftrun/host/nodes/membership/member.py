@@ -8,6 +8,8 @@ the records and does what is due; to do it twice is harmless. Records:
 - `store.<r>`: where the workers of round r meet, written by the first agent of the table.
 - `break.<r>`: why round r is over (created by whoever notices first); everyone joins r + 1.
 - `over`: the run is over for everyone, and why.
+- `drain.<r>.<n>`: somebody wants a rank of round r moved, or a whole node: drains.py. A node that gives its place up begins an incident, as
+  whoever sees a loss does.
 - Those of repairs in place within a round, in which a spare node may take a lost one's place: together.py. A node that takes the first
   place writes `store.<r>.<i>`, for incident i: the first store was the lost node's.
 
@@ -21,11 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ftrun.core.amounts import count
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
 from ftrun.host.nodes.membership import shown
 from ftrun.host.nodes.membership.bells import Bells
+from ftrun.host.nodes.membership.drains import Drains
 from ftrun.host.nodes.membership.guardian import Guarded
-from ftrun.host.nodes.membership.seats import Seats
+from ftrun.host.nodes.membership.seats import Seat, Seats
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
 from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
 from ftrun.host.nodes.membership.together import Together
@@ -41,9 +45,12 @@ class News:
 
     - waiting: record with here, least, most; spare: as a spare node, which `fits` if some node has as many ranks
     - host: record with addr, where to start a store
-    - ready: table, and record with host and port of the store, me, and the incident in which this node takes a lost one's place, or 0
+    - ready: table, and record with host and port of the store, me, the incident in which this node takes another one's place, or 0, and
+      whether that one was `drained`
     - unstored: the node that had the store is lost; stored: record with host and port of the next one
     - seen: record with `nodes`, what each node of the round and each spare one shows of itself, whenever that changes, also to a spare one
+    - drain: a request to this agent, as in drains.py; kept: record with `why` this node cannot give its place up; drained: it did, record
+      with node, host (its own), and taker, the host of the spare node
     - broken, over, lost: record with the reason; unreached, before the first look: record with detail
     - stale: an earlier run's round
     - in a repair stops (with the table), decided, restored: records as in together.py
@@ -93,6 +100,7 @@ class Member:
         self._ready = False
         self._met_at = ""  # the record that told this agent where the workers meet, "" = none, or that store is lost
         self._together: Together | None = None  # from when the workers of that round can meet
+        self._drains: Drains | None = None
         self._hosting = False
         self._doubts: Record = {}  # of this agent's ranks, once they have finished
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
@@ -166,6 +174,37 @@ class Member:
     def shows(self, subject: str, facts: Record) -> None:
         """Show the other nodes something of this one, with its next beat."""
         self._shows = {**self._shows, subject: facts}
+
+    def asks(self, request: Record) -> None:
+        """Ask the agent `to` to move a rank, or its node; nobody is asked while the nodes meet."""
+        if self._drains is not None:
+            self._drains.ask(request)
+            self._ring()
+
+    def gives_up(self, number: int, now: float) -> None:
+        """Let a spare node take this one's place in round `number`, unless a repair goes on, or say why none can."""
+        self._look(now)
+        if self._table is None or self._table.round != number or self._together is None:
+            return
+        table = self._follow_seats(self._table)
+        self._together.look(self._view)
+        at = table.index(self._me.id)
+        if at is None or self._together.busy:
+            return
+        spare = self._spare_like(table.members[at], table, now)
+        if not self._terms.replacements:
+            why = "spare nodes only take part in a restart here (--node-loss restart, --max-node-replacements 0)"
+        elif self._carrier.serves:
+            why = "it serves the endpoint at which the nodes meet"
+        else:
+            why = f"no spare node with {count(self._me.nproc, 'rank')} waits"
+        if spare is None or self._carrier.serves:
+            self._on_news(News("kept", number, {"why": why}))
+            return
+        cause = f"node {at} ({self._me.host}) is drained, and {spare.host} takes its place"
+        about = {"kind": "drained", "node": at, "host": self._me.host, "cause": cause, "seat": asdict(spare)}
+        self._together.stops(self._together.newest + 1, about)
+        self._ring()
 
     def stops(self, number: int, incident: int, why: Record) -> None:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
@@ -426,7 +465,7 @@ class Member:
     # -- in a round --------------------------------------------------------------------------------------------------
 
     def _enter(self, table: RoundTable) -> None:
-        self._table, self._ready, self._hosting, self._together = table, False, False, None
+        self._table, self._ready, self._hosting, self._together, self._drains = table, False, False, None, None
         self._about, self._state, self._dirty = table.round, "in", True
         self._met_at = ""
         if self._bells is not None:
@@ -435,7 +474,7 @@ class Member:
     def _join_again(self, now: float) -> None:
         assert self._table is not None
         self._left, self._left_in = self._table.round, self._together.newest if self._together is not None else 0
-        self._table, self._ready, self._together = None, False, None
+        self._table, self._ready, self._together, self._drains = None, False, None, None
         self._joining_since, self._last_call_since = now, None
         self._join(now)
         self._keep_beating(now)
@@ -454,6 +493,10 @@ class Member:
         if table.index(self._me.id) is None:
             if not self._ready:
                 self._join_again(now)
+            elif (seat := self._gave_up(number)) is not None:
+                if self._reported != ("drained", number, 0):
+                    self._reported = ("drained", number, 0)
+                    self._on_news(News("drained", number, {"node": seat.node, "host": self._me.host, "taker": seat.taken_by.host}))
             elif self._reported != ("broken", number, 0):
                 self._reported = ("broken", number, 0)
                 cause = f"the others saw nothing of this node for {self._terms.keep_alive:g} s, and another one has its place"
@@ -472,9 +515,14 @@ class Member:
             self._ring()
             self._view = self._carrier.view()
             self._together.look(self._view)  # it waits for what it wrote like the others
+        for request in self._drains.look(self._view) if self._drains is not None else ():
+            self._on_news(News("drain", number, request))
         if self._ready:
             self._look_at_nodes(table, now)
         self._look_for_more(table, now)
+
+    def _gave_up(self, number: int) -> Seat | None:
+        return self._seats(number).given_up(self._me.id, RoundTable.from_record(self._view[f"round.{number}"]))
 
     def _look_at_nodes(self, table: RoundTable, now: float) -> None:
         waiting = [who for who in self._joiners(table.round + 1, now) if table.index(who) is None]
@@ -506,7 +554,7 @@ class Member:
         lost = table.members[at]
         how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
         about: Record = {"node": at, "host": lost.host, "cause": f"node {at} ({lost.host}) {how}"}
-        spare = self._spare_like(lost, table, now)
+        spare = self._spare_like(lost, table, now) if self._seats(table.round).lost < self._terms.replacements else None
         if spare is None or self._together is None:
             self._break(table.round, {"kind": "vanished", **about})
             return False
@@ -516,8 +564,8 @@ class Member:
         return True
 
     def _spare_like(self, lost: Node, table: RoundTable, now: float) -> Node | None:
-        """Return the spare node that came first, among those with as many ranks as `lost`; None if there is none, or too many were used."""
-        if not self._terms.spares or not self._ready or len(self._seats(table.round)) >= self._terms.replacements:
+        """Return the spare node that came first, among those with as many ranks as `lost`; None if none is there, or may take a place."""
+        if not self._terms.spares or not self._terms.replacements or not self._ready:
             return None
         waiting = sorted(set(self._joiners(table.round + 1, now)) - {self._me.id}, key=lambda who: self._sights[who].order)
         # one that has just been given a place may not know it yet, and still says that it waits
@@ -535,7 +583,9 @@ class Member:
             self._ready, self._met_at = True, seats.store
             members = [member.id for member in table.members]
             self._together = Together(self._carrier, self._me.id, table.round, members, self._tell(table.round))
-            about = {"me": self._me.id, "incident": seats.incident_of(self._me.id)}
+            self._drains = Drains(self._carrier, self._me.id, table.round)
+            seat = seats.of(self._me.id)
+            about = {"me": self._me.id, "incident": seat.incident if seat else 0, "drained": seat is not None and seat.drained}
             self._on_news(News("ready", table.round, {**store, **about}, table))
 
     def _tell(self, number: int) -> Callable[[str, Record], None]:

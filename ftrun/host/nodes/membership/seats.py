@@ -1,4 +1,4 @@
-"""What the records of a round tell of lost nodes: which spare nodes took their places, in which incidents, and what follows. Pure."""
+"""What the records of a round tell of lost and drained nodes: which spare nodes took their places, in which incidents. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from ftrun.host.nodes.membership.table import Node, RoundTable
 
 @dataclass(frozen=True)
 class Seat:
-    """The place `node` of a lost node that a spare one takes in `incident`."""
+    """The place `node` of a lost node that a spare one takes in `incident`. `drained`: that node gave it up."""
 
     incident: int
     node: int
     taken_by: Node
+    drained: bool = False
 
 
 class Seats:
@@ -27,12 +28,26 @@ class Seats:
         incident = 1
         while (stop := view.get(f"stop.{number}.{incident}")) is not None:
             if "seat" in stop:
-                self.taken.append(Seat(incident, int(stop["node"]), Node(**stop["seat"])))
+                self.taken.append(Seat(incident, int(stop["node"]), Node(**stop["seat"]), stop["kind"] == "drained"))
             incident += 1
         self._opened = {i for i in range(1, incident) if f"open.{number}.{i}" in view}
 
     def __len__(self) -> int:
         return len(self.taken)
+
+    @property
+    def lost(self) -> int:
+        """Count the nodes that were lost: whoever gives its place up is no charge."""
+        return sum(not seat.drained for seat in self.taken)
+
+    def given_up(self, who: str, before: RoundTable) -> Seat | None:
+        """Return the newest place of agent `who` in this round if it gave that up; None while it has one, or lost it."""
+        newest = None
+        for seat in self.taken:
+            if before.members[seat.node].id == who:
+                newest = seat
+            before = before.seat(seat.node, seat.taken_by)
+        return newest if newest is not None and newest.drained and before.index(who) is None else None
 
     def table(self, before: RoundTable) -> RoundTable:
         """Return the table of the round with them."""
@@ -40,9 +55,14 @@ class Seats:
             before = before.seat(seat.node, seat.taken_by)
         return before
 
+    def of(self, who: str) -> Seat | None:
+        """Return the newest place that agent `who` took; None if it took none."""
+        return next((seat for seat in reversed(self.taken) if seat.taken_by.id == who), None)
+
     def incident_of(self, who: str) -> int:
         """Return the incident in which agent `who` took its newest place; 0: it took none."""
-        return max((seat.incident for seat in self.taken if seat.taken_by.id == who), default=0)
+        seat = self.of(who)
+        return seat.incident if seat is not None else 0
 
     @property
     def store(self) -> str:

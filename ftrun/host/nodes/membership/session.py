@@ -71,6 +71,12 @@ class Session:
     def finished(self, doubts: Record) -> None:
         self._orders.put(("finished", (doubts,)))
 
+    def asks(self, request: Record) -> None:
+        self._orders.put(("asks", (request,)))
+
+    def gives_up(self, number: int) -> None:
+        self._orders.put(("gives_up", (number, time.monotonic())))
+
     def stops(self, number: int, incident: int, why: Record) -> None:
         self._orders.put(("stops", (number, incident, why)))
 

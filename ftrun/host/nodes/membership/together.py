@@ -7,7 +7,8 @@ opened; docs/design/protocol.md proves that every rank can. When every node has 
 
 A fault in a repair begins the next incident, which supersedes the one before. Records, of round r and incident i:
 
-- `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it. For a lost node: its index `node`, and the `seat`, a member.
+- `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it. For a lost or drained node: its index `node`, and the `seat`,
+  a member.
 - in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced], `restored` [r, i, missed, made], and `memory`, the port of its memory
   server. What replacements missed, and whether one made an update, survivors on other nodes must know.
 - `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
