@@ -19,6 +19,7 @@ from ftrun.view.find import Found
 from ftrun.view.journal import parse
 from ftrun.view.screen import outcome
 from ftrun.view.status.sentences import cause
+from ftrun.view.timeline import nodes
 
 _CAME_TO = {
     "Grouped": "made its process group",
@@ -75,7 +76,30 @@ def _checks(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
     yield f"checks: each rank's last worker looked at {each} steps as a whole, the last of them step {max(last.values())}; {replicas}"
 
 
+def _of_node(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    if raw["own"] is None:  # else the incident itself has its sentence
+        where = "this node" if raw["here"] else f"node {raw['node']} ({raw['host']})"
+        yield f"{where} recovered: {nodes.sentence(raw)}"
+
+
+def _drained(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield f"this node, number {raw['node']}, gave its place to {raw['taker']}"
+
+
+def _drain_asked(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    what = "this node is to be drained" if raw["rank"] is None else f"rank {raw['rank']} is to leave its worker"
+    yield f"{what}, as asked on node {raw['by']}"
+
+
+def _drain_outcome(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
+    yield "moved, as asked" if raw["moved"] else f"not moved: {raw.get('why', '')}"
+
+
 _NOTES = {
+    "node-incident": _of_node,
+    "drained": _drained,
+    "drain-asked": _drain_asked,
+    "drain-outcome": _drain_outcome,
     "checks": _checks,
     "failure": _failure,
     "kept": _kept,

@@ -26,6 +26,7 @@ class History:
         self.mesh: dict[str, int] = {}  # sizes of the dimensions of the script's mesh, by name
         self.places: dict[str, dict[str, int]] = {}  # rank -> its mesh coordinates
         self.kept: dict[str, Any] = {"not_kept": {}}  # the newest note on the script's values
+        self.nodes: dict[tuple[int, int], list[dict[str, Any]]] = {}  # (round, number) of an incident -> what it was on each node
         self.summary: dict[str, Any] | None = None
         self.unread = 0  # lines that are damaged, or from another version
         self._quiet = b""  # the end of an answer that changed nothing
@@ -55,6 +56,21 @@ class History:
             self.config = raw["config"]
             self.fold("config", raw)
 
+    def on_nodes(self, own: int | None) -> list[dict[str, Any]]:
+        """Return what incident `own` of this journal (from 1) was on each node; None: the newest one in which no rank of this node failed.
+
+        Empty in a run on one node.
+        """
+        found = list(self.nodes.values())
+        if own is not None:
+            return next((notes for notes in found if any(note["own"] == own for note in notes)), [])
+        return next((notes for notes in reversed(found) if all(note["own"] is None for note in notes)), [])
+
+    @property
+    def newest_is_elsewhere(self) -> bool:
+        """Did no rank of this node fail in the newest incident of several nodes?"""
+        return bool(self.nodes) and all(note["own"] is None for note in self.nodes[max(self.nodes)])
+
     def add_all(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             self.add(line)
@@ -69,6 +85,8 @@ class History:
             self.fold(note, raw)
         elif note == "mesh":
             self.mesh, self.places = raw["dims"], raw["ranks"]
+        elif note == "node-incident":
+            self.nodes.setdefault((raw["round"], raw["number"]), []).append(raw)
         elif note == "kept":
             self.kept = raw
         elif note == "summary":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,17 @@ _OUTCOME = record({"moved": flag}, {"why": text, **dict.fromkeys(("step", "from"
 _SHOWN = ("run", "step", "generation", "replacements", "restarts", "spares_ready", "spares_wanted", "unwell", "stall")
 
 
-def read(run_dir: Path, own: str, seconds: float) -> list[dict[str, Any]]:
+def read(run_dir: Path, own: str, seconds: float, live: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return one entry for each node of the run, then one for each that waits as a spare; [] in a run on one node.
 
     Args:
         own: The state of this node, as its own files tell it.
         seconds: How long the run has been going.
+        live: What is known of this node from its own files: newer than what it showed.
     """
     raw = _read(run_dir)
     firsts = accumulate((entry["nproc"] for entry in raw if entry["node"] is not None), initial=0)
-    return list(_entries(raw, firsts, own, seconds))
+    return [{**entry, **live} if live and entry["here"] and entry["ranks"] else entry for entry in _entries(raw, firsts, own, seconds)]
 
 
 def outcomes(run_dir: Path) -> dict[str, dict[str, Any]]:

@@ -78,6 +78,13 @@ _NOTES = {
             "mesh": record(_MESH),
         },
     ),
+    "node-incident": record(
+        {"node": whole, "host": text, "here": flag, "own": maybe(whole), "round": whole, "number": whole, "ms": mapped(number)}
+        | {"victims": listed(record({"rank": whole, "cause": text}, _MOMENT)), "total_ms": number, "sources": mapped(text, digits)}
+    ),
+    "drained": record({"node": whole, "host": text, "taker": text}),
+    "drain-asked": record({"rank": maybe(whole), "by": whole}),
+    "drain-outcome": record({"moved": flag}, {"why": text}),
     "mesh": record(_MESH),
     "kept": record({"not_kept": mapped(text)}),
     "failure": record({"root": maybe(record({"rank": whole, "kind": text, "cause": text}))}),

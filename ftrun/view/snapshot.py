@@ -50,6 +50,7 @@ _STALL = record(
     | dict.fromkeys(("where", "excuse", "line"), text)
 )
 _HEAD = record({"phase": text, "incident": maybe(_INCIDENT)}, {"stall": maybe(_STALL)})
+_UNWELL = 8  # most ranks of this node to name that are not healthy
 _INCIDENTS = 20  # newest incidents in a picture
 
 
@@ -118,7 +119,8 @@ class RunWatcher:
         own = self._state(head, len(spares), len(ill) + stopped, found, protected, seconds)
         pace, step, steps = Pace.of(board.openings(word.last), now), health.next_step(word.last, first), first[F.LOOP_END] if first else 0
         effective = account.effective(now / 1e9)
-        others = nodes.read(self.run.path, own, seconds)
+        live = {"step": step, "healthy": well, "unwell": sorted(ill)[:_UNWELL], "machine": head["phase"], "generation": word.generation}
+        others = nodes.read(self.run.path, own, seconds, live)
         state = nodes.state(others, own)
         told, not_kept = notes.read(KeptNote, self.run.path), left_out.reasons(self.run.path)
         return {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.conftest import wait_for
 from tests.e2e import over_nodes
@@ -40,3 +43,27 @@ def test_status_of_all_nodes(folder: Path, stock: Stock) -> None:
     wait_for(lambda: picture(begun[0])["nodes"][1]["replacements"] == 1, "news of the replacement on node 1", 60.0)
     outcomes = over_nodes.end(begun)
     all_exact(outcomes, stock(*STEPS), struck=[1])
+
+
+@pytest.mark.slow
+def test_events_and_timeline_of_all_nodes(folder: Path, stock: Stock) -> None:
+    """A rank fails on each node; each node tells of both incidents, also of the stages of the node on which nobody failed."""
+    begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 15), kill(1, "forward", 30)])
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes, stock(*STEPS), struck=[0, 1])
+    for node, (running, outcome) in enumerate(zip(begun, outcomes, strict=True)):
+        notes = outcome.notes("node-incident")
+        assert {(n["number"], n["node"], n["here"]) for n in notes} == {(i, at, at == node) for i in (1, 2) for at in (0, 1)}
+        victims = {(n["number"], n["node"]): [v["rank"] for v in n["victims"]] for n in notes}
+        assert victims == {(1, 0): [], (1, 1): [2], (2, 0): [1], (2, 1): []}
+        assert all(n["total_ms"] > 0 and n["ms"]["stop"] >= 0 and n["ms"]["reset"] > 0 for n in notes)
+        logs = str(next((running.folder / "ftrun-logs").glob("*/journal.jsonl")).parent)
+        events = over_nodes.ask(running, "events", logs).stdout
+        other = 1 - node
+        assert re.search(rf"node {other} \(\S+\) recovered: SIGKILL → rank {(1, 2)[other]} in .* of step .* ms: ", events), events
+        assert re.search(r"this node recovered: \d+ ms: .*stop", events), events
+        drawn = over_nodes.ask(running, "timeline", logs, *(() if node else ("--incident", "1"))).stdout
+        assert re.search(r"^node 0 \(here\)" if node == 0 else r"^node 1 \(here\)", drawn, re.MULTILINE), drawn
+        assert re.search(rf"^node {other} ", drawn, re.MULTILINE), drawn
+    elsewhere = over_nodes.ask(begun[1], "timeline", str(next((begun[1].folder / "ftrun-logs").glob("*/journal.jsonl")).parent)).stdout
+    assert "in which no rank of this node failed" in elsewhere and "SIGKILL → rank 1 in forward of step 30" in elsewhere, elsewhere

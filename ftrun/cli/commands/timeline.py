@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from ftrun.cli.main import app
+from ftrun.core.amounts import count
 from ftrun.core.errors import FtrunError, NoRunError, PlatformError, UsageError
 from ftrun.core.text import page, printable, tell
 
 if TYPE_CHECKING:
-    from ftrun.core.account import Account
     from ftrun.view.find import Found
     from ftrun.view.journal import History
+    from ftrun.view.text import Line
+    from ftrun.view.timeline.model import Story
 
 FORMATS = ("text", "svg", "html", "trace")
 EPILOG = (
@@ -36,7 +39,6 @@ def timeline(
     output: str = typer.Option(None, "-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     as_json: bool = typer.Option(False, "--json", help="The incident as JSON."),
 ) -> int:
-    from ftrun.core.amounts import count
     from ftrun.view.find import require
     from ftrun.view.finished import read
 
@@ -56,21 +58,24 @@ def timeline(
     if history.unread:
         tell(f"{found.journal}: {count(history.unread, 'line')} unlike those of this version passed over")
     account = history.account
+    if form == "text" and not as_json and incident is None and history.newest_is_elsewhere:
+        return _elsewhere(found, history, output)
     number = len(account.incidents) if incident is None else incident
     if not 1 <= number <= len(account.incidents):
         return _nothing(found, history, incident, form, as_json)
     if as_json:
-        _write(json.dumps({"schema": 1, "run": found.run_id, **account.incidents[number - 1]}, indent=2) + "\n", output)
+        facts = {"schema": 1, "run": found.run_id, **account.incidents[number - 1], "nodes": history.on_nodes(number)}
+        _write(json.dumps(facts, indent=2) + "\n", output)
         return 0
-    return _draw(found, account, number, form, output)
+    return _draw(found, history, number, form, output)
 
 
-def _draw(found: Found, account: Account, number: int, form: str, output: str | None) -> int:
+def _draw(found: Found, history: History, number: int, form: str, output: str | None) -> int:
     from ftrun.view.timeline.model import story
 
-    told = story(account, number, found.run_id)
+    told = story(history.account, number, found.run_id)
     if form == "text":
-        return _text(told, account, output)
+        return _text(told, history, output)
     if form == "svg":
         from ftrun.view.timeline.svg import document
     else:
@@ -79,18 +84,44 @@ def _draw(found: Found, account: Account, number: int, form: str, output: str | 
     return 0
 
 
-def _text(told: Any, account: Account, output: str | None) -> int:
+def _text(told: Story, history: History, output: str | None) -> int:
     from ftrun.view import text
-    from ftrun.view.paint import output_width, print_lines
+    from ftrun.view.timeline.nodes import rows
     from ftrun.view.timeline.terminal import drawing
 
+    def lines(width: int) -> list[text.Line]:
+        on_nodes = history.on_nodes(told.number)
+        return [*drawing(told, width), *([[], *rows(on_nodes, width)] if on_nodes else [])]
+
+    return _print(lines, _others(history), output)
+
+
+def _elsewhere(found: Found, history: History, output: str | None) -> int:
+    """Tell of the newest incident of several nodes, in which no rank of this one failed."""
+    from ftrun.view.timeline.nodes import rows, title
+
+    incident = history.on_nodes(None)
+    return _print(lambda width: [*title(incident, found.run_id), *rows(incident, width)], _others(history), output)
+
+
+def _others(history: History) -> list[str]:
+    """The words on further incidents."""
+    own = len(history.account.incidents)
+    elsewhere = sum(all(note["own"] is None for note in notes) for notes in history.nodes.values())
+    if elsewhere:
+        here = f"; {own} with failed ranks of this one: --incident N" if own else ""
+        return [f"{count(elsewhere, 'incident')} in which only ranks of other nodes failed, each in ftrun events{here}"]
+    return [f"{own} incidents in all; another one: --incident N"] if own > 1 else []
+
+
+def _print(lines: Callable[[int], list[Line]], more: list[str], output: str | None) -> int:
+    from ftrun.view import text
+    from ftrun.view.paint import output_width, print_lines
+
     if output is not None:
-        _write("".join(text.plain(line) + "\n" for line in drawing(told, 120)), output)
+        _write("".join(text.plain(line) + "\n" for line in lines(120)), output)
         return 0
-    lines = drawing(told, min(output_width(), 132))
-    if len(account.incidents) > 1:
-        lines += [[], [(f"{len(account.incidents)} incidents in all; another one: --incident N", text.QUIET)]]
-    print_lines(lines)
+    print_lines([*lines(min(output_width(), 132)), *([[], *([(said, text.QUIET)] for said in more)] if more else [])])
     return 0
 
 

@@ -61,6 +61,7 @@ class SoleNode:
     """Replaces `Peers` in a run on one node. `stamp`: no other run has the same."""
 
     place: NodePlace | None = None
+    incident = (0, 0)
 
     def __init__(self, context: LaunchContext) -> None:
         self.run_id = context.run_dir.name
@@ -87,6 +88,9 @@ class SoleNode:
 
     def shows(self, subject: str, facts: Record) -> None:
         """Do nothing: there are no others to show it to."""
+
+    def watch(self, on_seen: Callable[[list[Record]], None]) -> None:
+        """Do nothing: there are no others to see."""
 
     def hears(self, requests: Requests) -> None:
         """Do nothing: nobody asks."""
@@ -169,6 +173,7 @@ class Peers:
         self._ended = False  # everyone knows that the run is over, or nobody can be told
         self._seen_in = context.run_dir / paths.NODES
         self.nodes: list[Record] = []  # what each node of the run shows of itself: see `News`
+        self._on_seen: Callable[[list[Record]], None] = lambda nodes: None
 
     def start(self, host: StoreHost) -> None:
         self._host = host
@@ -180,6 +185,11 @@ class Peers:
         """Leave the other agents, after every worker of ours has ended."""
         self._session.close()
         self._loop.forget(self._bell)
+
+    @property
+    def incident(self) -> tuple[int, int]:
+        """Return the round, and the number in it of its newest incident."""
+        return self.place.round, self._incident
 
     def global_rank(self, local: int) -> int:
         """Return the rank in the world of a rank that the machine counts from 0 on each node."""
@@ -275,6 +285,10 @@ class Peers:
     def shows(self, subject: str, facts: Record) -> None:
         """Show the other nodes something of this one, a second later at most."""
         self._session.shows(subject, facts)
+
+    def watch(self, on_seen: Callable[[list[Record]], None]) -> None:
+        """Call `on_seen` with what each node of the run shows of itself, whenever that changes: see `News`."""
+        self._on_seen = on_seen
 
     def hears(self, requests: Requests) -> None:
         self._requests = requests
@@ -398,6 +412,7 @@ class Peers:
         assert news.record is not None
         self.nodes = news.record["nodes"]
         files.replace(self._seen_in, json.dumps(self.nodes), private=True)
+        self._on_seen(self.nodes)
 
     def _drain(self, news: News) -> None:
         if self._requests is not None and news.record is not None:

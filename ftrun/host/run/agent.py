@@ -26,6 +26,7 @@ from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
 from ftrun.host.account.incident_reporter import Narrator
+from ftrun.host.account.node_incidents import NodeIncidents
 from ftrun.host.account.node_status import NodeStatus
 from ftrun.host.account.run_head import RunHead
 from ftrun.host.base.context import LaunchContext
@@ -89,6 +90,7 @@ class Agent:
         self._narrator = Narrator(context, nodes.global_rank)
         self._head = RunHead(context.board, nodes.global_rank, journal.note)
         self._status = NodeStatus(context.board, nodes, context.run_dir.name, settings.spares)
+        self._incidents = NodeIncidents(context, nodes)
         self._failures = Failures(context, self._pool.workers)
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
@@ -191,11 +193,16 @@ class Agent:
             phase, told, woke = self._state.phase, self._state.told, self._loop.woke
             seen = event, world, phase, told, self._state.generation, woke, time.monotonic()
             self._later.append(lambda s=seen: self._narrator.saw(*s))  # type: ignore[misc]
+            if self._config.shared:
+                self._later.append(lambda a=actions, g=self._state.generation: self._tell_nodes(a, g))  # type: ignore[misc]
             self._later.append(lambda now=seen[-1]: self._head.show(self._narrator.account, now))  # type: ignore[misc]
         later, self._later = self._later, []
         for call in later:
             call()
         self._journal.flush()
+
+    def _tell_nodes(self, actions: tuple[ev.Action, ...], generation: int) -> None:
+        self._incidents.saw(actions, self._narrator.account, generation, self._narrator.holders)
 
     def _hear_of_others(self, event: ev.WorldRestored) -> None:
         """Put on the board what the ranks of this node must know of replacements on others, before its gate opens."""
