@@ -17,6 +17,10 @@ From that one of three verdicts follows:
   an excuse holds. Then the busy rank is accused: of a held GIL when its control thread did not run either, else of a hang.
 Nobody is accused while all are busy, nor a rank for being slow. `standstill` tells a person much earlier, from 2 s on.
 
+On several nodes each judges the whole world, with its own ranks as they are and those of the others as they were told (`far_waits`), and
+accuses only its own. Only the first node suspects the links. Two cases are new: all ranks may wait at the gate, for the exchange of the
+nodes there; and a node may have opened a gate that another has not (`Others.apart`), where nobody is missing, since all had come.
+
 What is a sign of life. A rank's `mark` changes with everything that it writes to the board: phase, collective, step. Its beat does not
 count: that comes from a native thread, which lives on in a process whose Python hangs. Time is counted from look to look, and a
 late look counts as one in time, so a pause of the launcher or the machine does not count as silence. Looks may be rare: a rank says
@@ -37,9 +41,10 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ftrun.control.waits import Rank, Sign, for_ever, split
+from ftrun.control.far_waits import Others
+from ftrun.control.waits import Rank, Sign, Silence, for_ever, split
 from ftrun.core.faults import Fault
 from ftrun.core.text import ranks as named
 
@@ -80,7 +85,7 @@ class HangVerdict:
 class Standstill:
     """Nothing moves, and nobody is accused yet. Times in seconds.
 
-    `culprits` hold up the ranks in `waiting`, which are at `where`; without a culprit all are. `cells` are the culprits'.
+    `culprits` hold up the ranks in `waiting`, which are at `where`; without a culprit all are. `cells`: of the culprits on this node.
     `left`: until something is done about it, None = nothing will be. `excuse`: what gives a culprit more time.
     """
 
@@ -120,6 +125,7 @@ class Watch:
         self._opened = 0
         self._generation = -1
         self._linked: int | None = None  # gate at which the links were suspected
+        self._others: Others | None = None  # the ranks of other nodes, which are judged together with these
 
     # -- patience ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +169,7 @@ class Watch:
         if any(r.cut for r in here):
             limit = self._at_least(STUCK_LEAST)  # one of them knows that it is cut: no step is needed to compare with
         else:
-            limit = self.stuck_after if for_ever(here) else self.silent_after
+            limit = self.stuck_after if not self._apart and for_ever(here) else self.silent_after
         return again * max(self._enough_in(r.excuse, limit) for r in here)
 
     def _enough_in(self, excuse: str, limit: float) -> float:
@@ -204,13 +210,35 @@ class Watch:
         """Did a gate open so lately that there is nothing to judge? The usual case."""
         return self._clock - self._opened_at <= min(STALL_LEAST, self.stuck_after / 2)
 
-    def judge(self, last: int, ranks: Sequence[Rank]) -> HangVerdict | None:
-        """Judge the ranks, whose signs `see` has just taken in. None = nothing is wrong (yet)."""
-        here = [r for r in ranks if r.looping]
+    @property
+    def tells(self) -> bool:
+        """Has no gate opened for so long that the other nodes should know of the ranks here? Long before anybody is accused."""
+        return not self.moves and self._clock - self._opened_at > self._at_least(STUCK_LEAST) / 2
+
+    def told(self, ranks: Sequence[Rank]) -> list[Rank]:
+        """Return ranks of this node with their `silence`, for the other nodes."""
+        return [replace(r, silence=Silence(self._clock - self._marks[r.cell][1], self._no_python(r))) for r in ranks]
+
+    def judge(self, last: int, ranks: Sequence[Rank], others: Others | None = None) -> HangVerdict | None:
+        """Judge the ranks, whose signs `see` has just taken in. None = nothing is wrong (yet).
+
+        `others`: those of the other nodes; a verdict accuses none of them.
+        """
+        self._others = others
+        here = self._looping(ranks)
         waiting = [r for r in here if self._waits(r)]
         if here and len(waiting) == len(here):
-            return None if any(r.elsewhere for r in here) else self._all_wait(last, here)
+            return self._all_wait(last, here)
         return self._some_wait(here, waiting)
+
+    def _looping(self, ranks: Sequence[Rank]) -> list[Rank]:
+        """Return the ranks of the world that are in a loop, in their order."""
+        known = ranks if self._others is None else sorted((*ranks, *self._others.ranks), key=lambda r: r.rank)
+        return [r for r in known if r.looping]
+
+    @property
+    def _apart(self) -> bool:
+        return self._others is not None and self._others.apart
 
     def _count(self, now: float, generation: int, last: int) -> None:
         self._gap = 0.0
@@ -235,11 +263,12 @@ class Watch:
         self._last, self._opened_at = last, self._clock
 
     def _still(self, rank: Rank) -> float:
-        """Return the seconds without a sign of life."""
-        return self._clock - self._marks[rank.cell][1]
+        """Return the seconds without a sign of life; on several nodes those in which all their ranks were seen."""
+        still = self._clock - self._marks[rank.cell][1] if rank.silence is None else rank.silence.still
+        return still if self._others is None else max(0.0, still - self._others.lag)
 
     def _no_python(self, rank: Rank) -> float:
-        return self._clock - self._python[rank.cell][1]
+        return self._clock - self._python[rank.cell][1] if rank.silence is None else rank.silence.python
 
     def _waits(self, rank: Rank) -> bool:
         # a rank whose GIL is held cannot say that its collective is over
@@ -247,9 +276,10 @@ class Watch:
 
     # -- before anybody is accused -------------------------------------------------------------------------------------
 
-    def standstill(self, last: int, ranks: Sequence[Rank]) -> Standstill | None:
-        """Return what people may know already; call it after `judge` for the same ranks."""
-        here = [r for r in ranks if r.looping]
+    def standstill(self, last: int, ranks: Sequence[Rank], others: Others | None = None) -> Standstill | None:
+        """Return what people may know already, from the same ranks as `judge`."""
+        self._others = others
+        here = self._looping(ranks)
         if not here or self.moves:
             return None
         waiting = [r for r in here if self._waits(r)]
@@ -273,8 +303,8 @@ class Watch:
         if not all(self._noticed(r, enough) for r in here):
             return None
         still = min(map(self._still, here))
-        absent, present = split(here)
-        left = max(0.0, enough - still) if inside else None
+        absent, present = ([], []) if self._apart else split(here)
+        left = max(0.0, enough - still) if inside or self._others is not None else None
         return _standstill(still, left, absent, present or here)
 
     def _noticed(self, rank: Rank, enough: float, least: float = STALL_LEAST) -> bool:
@@ -290,32 +320,38 @@ class Watch:
     # -- every rank waits --------------------------------------------------------------------------------------------
 
     def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
+        others = self._others
         inside = [r for r in here if r.waiting]
         still = min(self._still(r) for r in here)
-        if not inside:
+        if not inside and others is None:
             return None
         least = self._at_least(STUCK_LEAST)  # in no case sooner
         enough = least if still < least else self._enough(last, here)
         if still < enough:
-            self.due = enough - still
+            self._look_in(enough - still)
             return None
-        absent, present = split(here)
+        absent, present = ([], []) if self._apart else split(here)
         if absent:
-            others = f"{named([r.rank for r in present])} {'has' if len(present) == 1 else 'have'}"
-            return HangVerdict(
-                tuple(
-                    Accused(
-                        r.cell,
-                        Fault.COLLECTIVE,
-                        f"{others} waited {_place(present[0])} for {still:.1f} s and it is not there, but {_place(r)}",
-                    )
-                    for r in absent
-                )
+            waited = f"{named([r.rank for r in present])} {'has' if len(present) == 1 else 'have'} waited {_place(present[0])}"
+            return _accusing(
+                Accused(r.cell, Fault.COLLECTIVE, f"{waited} for {still:.1f} s and it is not there, but {_place(r)}")
+                for r in absent
+                if r.silence is None
             )
+        if others is not None and not others.first:
+            return None
         self._linked = last + 1
-        what = ", ".join(sorted({r.name for r in inside}))
-        places = "; ".join(f"rank {r.rank} {_place(r)}" for r in here)
-        return HangVerdict((), what, f"nothing moved for {still:.1f} s: {places}")
+        what = ", ".join(sorted({r.name for r in inside})) or f"the exchange of the nodes {_place(here[0])}"
+        places: dict[str, list[int]] = {}
+        for r in here:
+            places.setdefault(_place(r), []).append(r.rank)
+        listed = "; ".join(f"{named(ranks)} {place}" for place, ranks in places.items())
+        return HangVerdict((), what, f"nothing moved for {still:.1f} s: {listed}")
+
+    def _look_in(self, seconds: float) -> None:
+        """Ask for a look when a limit is reached; news of other nodes come when they come."""
+        if self._others is None:
+            self.due = min(self.due, seconds)
 
     # -- some are busy -----------------------------------------------------------------------------------------------
 
@@ -325,8 +361,10 @@ class Watch:
         accused = []
         for rank in here:
             still, patience = self._still(rank), self.patience(rank.excuse)
-            if rank in waiting or still <= patience:
-                self.due = min(self.due, patience - still) if rank not in waiting else self.due
+            if rank in waiting or rank.silence is not None:
+                continue
+            if still <= patience:
+                self._look_in(patience - still)
                 continue
             gil = self._no_python(rank) > max(GIL_AFTER, still / 2)
             fault = Fault.GIL if gil else Fault.HANG
@@ -338,7 +376,12 @@ class Watch:
             accused.append(
                 Accused(rank.cell, fault, f"no progress for {still:.1f} s: {how}{_kept_waiting(rank, waiting)}")
             )
-        return HangVerdict(tuple(accused)) if accused else None
+        return _accusing(accused)
+
+
+def _accusing(accused: Iterable[Accused]) -> HangVerdict | None:
+    found = tuple(accused)
+    return HangVerdict(found) if found else None
 
 
 def _place(rank: Rank) -> str:
@@ -353,7 +396,7 @@ def _standstill(still: float, left: float | None, held: list[Rank], waiting: lis
     inside = [r for r in waiting if r.waiting] or waiting
     where = _place(inside[0]) if inside else ""
     excuse = next((r.excuse for r in held if r.excuse), "")
-    culprits, cells = tuple(r.rank for r in held), tuple(r.cell for r in held)
+    culprits, cells = tuple(r.rank for r in held), tuple(r.cell for r in held if r.silence is None)
     return Standstill(still, left, culprits, tuple(r.rank for r in waiting), where, excuse, cells)
 
 

@@ -25,6 +25,13 @@ class Sign(NamedTuple):
     life: float = 0.0
 
 
+class Silence(NamedTuple):
+    """For how many seconds a rank has shown no sign of life, and for how many no Python of it has run."""
+
+    still: float
+    python: float
+
+
 @dataclass(frozen=True)
 class Rank:
     """Board data of one rank that may hold up others.
@@ -33,8 +40,8 @@ class Rank:
     `peer` (a rank), in a send or receive. `members`: the ranks of that group, empty = not known. `counts`: of each group that is
     known, how many of its collectives the rank has entered; `all_counted` False: it may have groups beside these. `excuse`: first,
     call, compiling, outside (of a body) or "". `counted`: the generation in which that count began; ranks of several cannot be compared.
-    `cut`: a collective of its failed in this world. `elsewhere`: it may wait for a rank of another node, of which nothing is known here.
-    `looping` False: it has not begun, or has left the loop.
+    `cut`: a collective of its failed in this world. `looping` False: it has not begun, or has left the loop. `silence`: as the node of
+    the rank tells it, None = it is a rank of this node, whose signs `hangs.Watch` sees.
     """
 
     rank: int
@@ -53,7 +60,7 @@ class Rank:
     all_counted: bool = True
     counted: int = 0
     cut: bool = False
-    elsewhere: bool = False
+    silence: Silence | None = None
 
     @property
     def in_collective(self) -> bool:
@@ -75,8 +82,9 @@ def split(here: Sequence[Rank]) -> tuple[list[Rank], list[Rank]]:
     if not _comparable(here):
         return [], []
     sides = []
-    for end in _ends(here):
-        for present, absent in _collectives(here):
+    left = [*_collectives(here)]
+    for end in _ends(here) if left else ():
+        for present, absent in left:
             if not end.intersection(r.rank for r in absent) or (
                 len(end) > 1 and not end.intersection(r.rank for r in present)
             ):
@@ -98,7 +106,8 @@ def for_ever(here: Sequence[Rank]) -> bool:
     """
     if not _comparable(here):
         return False
-    reach = _reach({r.rank: set() if r.waiting and r.peer >= 0 else {w.rank for w in _awaited(r, here)} for r in here})
+    awaited = _all_awaited(here)
+    reach = _reach({r.rank: frozenset() if r.waiting and r.peer >= 0 else awaited[r.rank] for r in here})
     return any(rank in found for rank, found in reach.items())
 
 
@@ -108,7 +117,7 @@ def _comparable(here: Sequence[Rank]) -> bool:
 
 
 def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]]:
-    """Yield, for each collective that a rank waits in, the ranks in it and the members that have not entered it."""
+    """Yield, for each collective that a rank waits in and another has not entered, the ranks in it and those members."""
     for group, number in sorted({(r.group, r.number) for r in here if r.in_collective}):
         present = [r for r in here if r.in_collective and (r.group, r.number) == (group, number)]
         absent = [r for r in _members(present[0], here) if r.lacks(group, number)]
@@ -118,7 +127,20 @@ def _collectives(here: Sequence[Rank]) -> Iterator[tuple[list[Rank], list[Rank]]
 
 def _members(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
     """Return the members of the group that it waits in, as far as they are known."""
-    return [r for r in here if r.rank in rank.members or (rank.group == 0 and not rank.members)]
+    among = frozenset(rank.members)
+    return [r for r in here if r.rank in among or (rank.group == 0 and not among)]
+
+
+def _all_awaited(here: Sequence[Rank]) -> dict[int, frozenset[int]]:
+    """Return whom each rank waits for. Ranks at the same place wait for the same: a world may have hundreds of them."""
+    found: dict[object, frozenset[int]] = {}
+    awaited = {}
+    for r in here:
+        place = (r.group, r.number, r.peer, r.members) if r.waiting else None
+        if place not in found:
+            found[place] = frozenset(w.rank for w in _awaited(r, here))
+        awaited[r.rank] = found[place]
+    return awaited
 
 
 def _awaited(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
@@ -131,15 +153,16 @@ def _awaited(rank: Rank, here: Sequence[Rank]) -> list[Rank]:
 
 def _ends(here: Sequence[Rank]) -> list[frozenset[int]]:
     """Return the sets of ranks each of which waits, directly or not, for all of its set and for nobody outside it."""
-    reach = _reach({r.rank: {w.rank for w in _awaited(r, here)} for r in here})
-    ends = {frozenset(found | {rank}) for rank, found in reach.items() if all(rank in reach[o] for o in found)}
+    reach = _reach(_all_awaited(here))
+    ends = {found | {rank} for rank, found in reach.items() if all(rank in reach[o] for o in found)}
     return sorted(ends, key=min)
 
 
-def _reach(awaited: dict[int, set[int]]) -> dict[int, set[int]]:
-    """Return whom each rank waits for, directly or not."""
-    before, reach = None, awaited
+def _reach(awaited: dict[int, frozenset[int]]) -> dict[int, frozenset[int]]:
+    """Return whom each rank waits for, directly or not. Ranks that wait for the same are looked at once."""
+    before, reach = None, {found: found for found in awaited.values()}
+    nexts = {found: {awaited[other] for other in found} for found in reach}
     while reach != before:
         before = reach
-        reach = {rank: found.union(*(before[other] for other in found)) for rank, found in before.items()}
-    return reach
+        reach = {found: far.union(*(before[other] for other in nexts[found])) for found, far in reach.items()}
+    return {rank: reach[found] for rank, found in awaited.items()}

@@ -64,6 +64,13 @@ class Lan:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 
+    def slow(self, node: int, begin: bool) -> None:
+        """Let at most 6 kB a second through to a node, or all again."""
+        limit = ["root", "tbf", "rate", "50kbit", "burst", "5kb", "latency", "5s"] if begin else ["root"]
+        device = ["dev", f"p{node}"]
+        command = ["ip", "netns", "exec", self._hub, "tc", "qdisc", "add" if begin else "del", *device, *limit]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
     def _in(self, namespace: str, *words: str) -> None:
         _ip("-n", namespace, *words)
 

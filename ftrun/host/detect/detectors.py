@@ -6,7 +6,7 @@ Each look reads words on the board and turns a fault into an event, or into a co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ftrun.control import events as ev
 from ftrun.control.hangs import Limits, Standstill
@@ -16,7 +16,7 @@ from ftrun.core.shared import gate, replicas
 from ftrun.core.shared.board import F, Phase, sum_of
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.detect.disk_space import RoomWatch
-from ftrun.host.detect.hang import HangWatch
+from ftrun.host.detect.hang import HangWatch, WorldNodes
 from ftrun.host.detect.heartbeat import LOOKS, Beat, BeatWatch
 from ftrun.host.detect.repairs import RepairWatch
 from ftrun.host.workers.pool import Worker, WorkerPool
@@ -32,8 +32,7 @@ _NAMES = {
 class Detectors:
     """Runs all detectors of one run."""
 
-    def __init__(self, context: LaunchContext, pool: WorkerPool, spans: Callable[[], bool] = lambda: False) -> None:
-        """`spans`: has another node ranks of the present world?"""
+    def __init__(self, context: LaunchContext, pool: WorkerPool, nodes: WorldNodes) -> None:
         settings = context.settings
         self._board = context.board
         self._pool = pool
@@ -41,7 +40,7 @@ class Detectors:
         self._beats: BeatWatch[int] = BeatWatch(settings.heartbeat_interval)
         self._timeout = settings.heartbeat_timeout
         limits = Limits(settings.hang_timeout, settings.hang_floor, settings.hang_ceiling)
-        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir, spans)
+        self._hangs = HangWatch(limits, self._beats.longest, context.run_dir, nodes)
         self._repairs = RepairWatch(context, pool, self._hangs.where)
         self._stragglers = Stragglers()
         self._often = settings.heartbeat_interval / LOOKS

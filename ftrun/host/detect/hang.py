@@ -1,4 +1,4 @@
-"""Feeds `ftrun.control.hangs` from the board, and keeps it from accusing a rank that a debugger holds."""
+"""Feeds `ftrun.control.hangs` from the board and from the other nodes, and keeps it from accusing a rank that a debugger holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+from ftrun.control import far_waits
+from ftrun.control.far_waits import Facts
 from ftrun.control.hangs import Accused, HangVerdict, Limits, Standstill, Watch
 from ftrun.control.waits import Rank, Sign
 from ftrun.core.faults import Fault
@@ -21,14 +24,27 @@ _LIFE = operator.itemgetter(
     *(F.PROGRESS, F.COLLECTIVE, F.COLLECTIVE_ENDED, F.STEP, F.ATTEMPT, F.COLLECTIVE_SINCE, F.ARRIVAL, F.PHASE)
 )
 _SOON = 0.01  # seconds between two looks, at least
+_SUBJECT = "waits"  # under which nodes show one another where their ranks are
+_TELL = 0.5  # seconds after which they are shown anew: a record is written once a second
+
+
+class WorldNodes(Protocol):
+    """The nodes of the present world, as far as this watch needs them."""
+
+    def shows(self, subject: str, facts: Facts) -> None:
+        """Show the other nodes something of this one."""
+
+    def shown(self, subject: str) -> tuple[str, dict[str, Facts]]:
+        """Return this node's id, and what each node of the world shows, by its id and in their order; nothing if it is alone."""
 
 
 class HangWatch:
     """Watches for hangs in one run; call `look` at least every `pause` seconds."""
 
-    def __init__(self, limits: Limits, pause: float, run_dir: Path, spans: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limits: Limits, pause: float, run_dir: Path, nodes: WorldNodes) -> None:
         self._watch = Watch(limits, pause)
-        self._spans = spans  # has another node ranks of the present world?
+        self._nodes = nodes
+        self._told = 0.0  # when the other nodes were told of the ranks here, 0 = they are told nothing
         self._run_dir = run_dir
         self._groups: dict[int, tuple[int, ...]] = {}  # mark on the board -> ranks
         self.standstill: Standstill | None = None  # as of the last look
@@ -42,21 +58,26 @@ class HangWatch:
         """Forget the current wait: the time of a repair is not the length of a step."""
         self._watch.quiet()
         self.standstill = None
+        self._hush()
 
     def look(self, raw_gate: int, cells: Sequence[Cell]) -> HangVerdict | None:
         """Detect the ranks that hold the world up, from the gate word and the cells of all ranks; None without a verdict."""
-        word = gate.unpack(raw_gate)
-        self._watch.see(time.monotonic(), word.generation, word.last, [sign(c, word) for c in cells])
+        word, now = gate.unpack(raw_gate), time.monotonic()
+        self._watch.see(now, word.generation, word.last, [sign(c, word) for c in cells])
         if self._watch.moves:
             self.standstill = None
+            self._hush()
             return None
         ranks = [describe(c, word, self._members) for c in cells]
-        if self._spans():
-            here = {r.rank for r in ranks}
-            ranks = [replace(r, elsewhere=r.at_gate or (r.waiting and not here.issuperset(r.members or (-1,)))) for r in ranks]
-        verdict = self._watch.judge(word.last, ranks)
+        me, shown = self._nodes.shown(_SUBJECT)
+        others = far_waits.others(me, now, word.generation, word.last, shown) if shown else None
+        if shown and self._watch.tells and now - self._told >= _TELL:
+            self._tell(now, word, ranks, cells, {node: told for node, told in shown.items() if node != me})
+        unknown = bool(shown) and others is None
+        verdict = None if unknown else self._watch.judge(word.last, ranks, others)
         if verdict is None:
-            self.standstill = self._for_people(self._watch.standstill(word.last, ranks), cells)
+            found = self._for_people(self._watch.standstill(word.last, ranks, others), cells)
+            self.standstill = replace(found, left=None) if found is not None and unknown else found
             return None
         pids = [c[F.PID] for c in cells]
         if any(map(debugged, cells)) or any(heartbeat.why_still(pid) for pid in pids):
@@ -64,6 +85,18 @@ class HangWatch:
             return None
         accused = tuple(Accused(a.cell, a.fault, a.evidence + self._line(a)) for a in verdict.accused)
         return HangVerdict(accused, verdict.what, verdict.evidence)
+
+    def _tell(self, now: float, word: gate.GateWord, ranks: Sequence[Rank], cells: Sequence[Cell], heard: dict[str, Facts]) -> None:
+        """Show the other nodes where the ranks of this one are; nothing while a debugger holds one, so that nobody is judged."""
+        self._told = now
+        held = any(map(debugged, cells))
+        self._nodes.shows(_SUBJECT, {} if held else far_waits.facts(now, word.generation, word.last, self._watch.told(ranks), heard))
+
+    def _hush(self) -> None:
+        """Show nothing any more, since the world moves or is repaired."""
+        if self._told:
+            self._told = 0.0
+            self._nodes.shows(_SUBJECT, {})
 
     def _members(self, mark: int) -> tuple[int, ...]:
         """Return the ranks of a group from the note of its first member; () for the world's group, or without a note."""

@@ -102,6 +102,10 @@ class SoleNode:
     def gives_up(self) -> None:
         """Do nothing: nobody takes this node's place."""
 
+    def shown(self, subject: str) -> tuple[str, dict[str, Record]]:
+        """Return nothing: there are no others."""
+        return "", {}
+
     def serves(self, port: int) -> None:
         """Do nothing: there are no others to tell."""
 
@@ -308,6 +312,17 @@ class Peers:
     def gives_up(self) -> None:
         """Let a spare node take this one's place, when no repair goes on."""
         self._session.gives_up(self.place.round)
+
+    def shown(self, subject: str) -> tuple[str, dict[str, Record]]:
+        """Return this node's id, and what each node of the present world shows of `subject`, by its id and in their order.
+
+        That is {} for one that shows nothing of it, and nothing at all if the world is on this node alone.
+        """
+        if self._table is None or self.place.nodes < 2:
+            return "", {}
+        seen = {node["id"]: node["shows"] or {} for node in self.nodes}
+        members = [member.id for member in self._table.members]
+        return members[self.place.node], {who: seen.get(who, {}).get(subject, {}) for who in members}
 
     def serves(self, port: int) -> None:
         """Tell the other nodes the port at which they get at this node's memory; 0 = they cannot."""

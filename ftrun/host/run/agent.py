@@ -95,7 +95,7 @@ class Agent:
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
         self._devices = DeviceWatch(context, services, self._pool, lambda: self._state, nodes.global_rank)
-        self._detectors = Detectors(context, self._pool, lambda: nodes.place is not None and nodes.place.nodes > 1)
+        self._detectors = Detectors(context, self._pool, nodes)
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
         self._drains = DrainDesk(context, nodes, lambda: self._narrator.holders, lambda: self._narrator.account)

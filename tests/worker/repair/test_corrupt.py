@@ -33,7 +33,7 @@ def test_one_that_comes_after_the_others_were_compared_is_compared(tmp_path: Pat
         cell[F.SUM], cell[F.REPLICAS] = checksum, 1
         cell[F.SUM_AT] = sum_word(5, True)
 
-    detectors = Detectors(context, pool)
+    detectors = Detectors(context, pool, nothing)
     try:
         for rank in (0, 2, 3):
             show(rank, 7)
@@ -63,7 +63,7 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
         worker.cell[F.SUM] = 7 if rank != 2 else 8
         worker.cell[F.SUM_AT] = sum_word(5, True)
         worker.cell[F.REPLICAS] = 1
-    detectors = Detectors(context, pool)
+    detectors = Detectors(context, pool, nothing)
     try:
         detectors.compare(1, list(pool.workers.values()))
     finally:
