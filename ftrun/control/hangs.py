@@ -217,7 +217,7 @@ class Watch:
 
     def told(self, ranks: Sequence[Rank]) -> list[Rank]:
         """Return ranks of this node with their `silence`, for the other nodes."""
-        return [replace(r, silence=Silence(self._clock - self._marks[r.cell][1], self._no_python(r))) for r in ranks]
+        return [replace(r, silence=Silence(self._still(r), self._no_python(r))) for r in ranks]
 
     def judge(self, last: int, ranks: Sequence[Rank], others: Others | None = None) -> HangVerdict | None:
         """Judge the ranks, whose signs `see` has just taken in. None = nothing is wrong (yet).
@@ -263,9 +263,12 @@ class Watch:
         self._last, self._opened_at = last, self._clock
 
     def _still(self, rank: Rank) -> float:
-        """Return the seconds without a sign of life; on several nodes those in which all their ranks were seen."""
-        still = self._clock - self._marks[rank.cell][1] if rank.silence is None else rank.silence.still
-        return still if self._others is None else max(0.0, still - self._others.lag)
+        """Return the seconds without a sign of life."""
+        return self._clock - self._marks[rank.cell][1] if rank.silence is None else rank.silence.still
+
+    def _surely(self, rank: Rank) -> float:
+        """Return the seconds without a sign of life in which the ranks of all nodes were seen together."""
+        return self._still(rank) if self._others is None else max(0.0, self._still(rank) - self._others.lag)
 
     def _no_python(self, rank: Rank) -> float:
         return self._clock - self._python[rank.cell][1] if rank.silence is None else rank.silence.python
@@ -294,7 +297,7 @@ class Watch:
         if not held:
             return None
         still = max(map(self._still, held))
-        left = min(max(0.0, self.patience(r.excuse) - self._still(r)) for r in held)
+        left = min(max(0.0, self.patience(r.excuse) - self._surely(r)) for r in held)
         return _standstill(still, left, held, waiting)
 
     def _all_still(self, last: int, here: list[Rank]) -> Standstill | None:
@@ -304,7 +307,7 @@ class Watch:
             return None
         still = min(map(self._still, here))
         absent, present = ([], []) if self._apart else split(here)
-        left = max(0.0, enough - still) if inside or self._others is not None else None
+        left = max(0.0, enough - min(map(self._surely, here))) if inside or self._others is not None else None
         return _standstill(still, left, absent, present or here)
 
     def _noticed(self, rank: Rank, enough: float, least: float = STALL_LEAST) -> bool:
@@ -322,7 +325,7 @@ class Watch:
     def _all_wait(self, last: int, here: list[Rank]) -> HangVerdict | None:
         others = self._others
         inside = [r for r in here if r.waiting]
-        still = min(self._still(r) for r in here)
+        still = min(map(self._surely, here))
         if not inside and others is None:
             return None
         least = self._at_least(STUCK_LEAST)  # in no case sooner
@@ -360,7 +363,7 @@ class Watch:
             return None  # all are busy with something of their own
         accused = []
         for rank in here:
-            still, patience = self._still(rank), self.patience(rank.excuse)
+            still, patience = self._surely(rank), self.patience(rank.excuse)
             if rank in waiting or rank.silence is not None:
                 continue
             if still <= patience:

@@ -34,14 +34,17 @@ def test_the_only_rank_of_a_node_is_busy_for_ever(folder: Path, tmp_path_factory
     ((node, kind, why),) = accused(outcomes)
     assert (node, kind) == (1, "hang")
     assert "; rank 0 waits for it in allreduce #" in why, "node 0 told what its rank waits in"
+    assert [1] in [stall["culprits"] for stall in outcomes[0].notes("stall")], "and people there were told who holds it up"
 
 
 @pytest.mark.slow
-def test_all_ranks_of_a_node_are_busy_for_ever(folder: Path, stock: Stock) -> None:
-    hung = [fault("hang", rank, "backward", 6) for rank in (2, 3)]
-    outcomes = over_nodes.end(over_nodes.begin(folder, STEPS, hung, options=SOON))
-    all_exact(outcomes, stock(*STEPS), struck=[1])
-    assert [found[:2] for found in accused(outcomes)] == [(1, "hang"), (1, "hang")]
+@pytest.mark.parametrize("ranks", [(2, 3), (0, 1), (3,)], ids=str)
+def test_ranks_of_a_node_are_busy_for_ever(ranks: tuple[int, ...], folder: Path, stock: Stock) -> None:
+    """All of a node's, also of the first one, which others learn from what they are told; and one beside another that waits."""
+    outcomes = over_nodes.end(over_nodes.begin(folder, STEPS, [fault("hang", rank, "backward", 6) for rank in ranks], options=SOON))
+    node = ranks[0] // 2
+    all_exact(outcomes, stock(*STEPS), struck=[node])
+    assert [found[:2] for found in accused(outcomes)] == [(node, "hang")] * len(ranks)
 
 
 @pytest.mark.slow
