@@ -153,6 +153,7 @@ class Peers:
         self.stamp = ""
         self.doubts: Record = {}  # why the result of some node may not be called exact, once the run is over: see `Member.finished`
         self._name = os.uname().nodename
+        self._me = ""  # this node's id in the records, from its first world on
         self._terms = meeting.terms
         self._loop = context.loop
         self._listener = context.listener
@@ -321,8 +322,7 @@ class Peers:
         if self._table is None or self.place.nodes < 2:
             return "", {}
         seen = {node["id"]: node["shows"] or {} for node in self.nodes}
-        members = [member.id for member in self._table.members]
-        return members[self.place.node], {who: seen.get(who, {}).get(subject, {}) for who in members}
+        return self._me, {member.id: seen.get(member.id, {}).get(subject, {}) for member in self._table.members}
 
     def serves(self, port: int) -> None:
         """Tell the other nodes the port at which they get at this node's memory; 0 = they cannot."""
@@ -404,7 +404,8 @@ class Peers:
 
     def _ready(self, news: News) -> None:
         assert self._host is not None and news.table is not None and news.record is not None
-        self.place = news.table.place(news.record["me"])
+        self._me = news.record["me"]
+        self.place = news.table.place(self._me)
         self.stamp = news.table.stamp()
         self._table, self._incident, self._stopped, self._decision = news.table, 0, 0, {}
         self.fd_store_ready()
