@@ -12,8 +12,6 @@ the records and does what is due; to do it twice is harmless. Records:
   whoever sees a loss does.
 - Those of repairs in place within a round, in which a spare node may take a lost one's place: together.py. A node that takes the first
   place writes `store.<r>.<i>`, for incident i: the first store was the lost node's.
-
-A peer is alive while its record changes: never is its clock compared with ours.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from ftrun.core.amounts import count
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
@@ -30,6 +27,7 @@ from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.drains import Drains
 from ftrun.host.nodes.membership.guardian import Guarded
 from ftrun.host.nodes.membership.seats import Seat, Seats
+from ftrun.host.nodes.membership.sights import Sights
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
 from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
 from ftrun.host.nodes.membership.together import Together
@@ -62,16 +60,6 @@ class News:
     table: RoundTable | None = None
 
 
-class _Sight:
-    """What a member saw change in a peer's record."""
-
-    def __init__(self, beat: Any, now: float, order: int) -> None:
-        self.beat = beat
-        self.changed = now
-        self.moved = False
-        self.order = order
-
-
 class Member:
     """An agent's membership in a run. Every method may raise CarrierLost, OSError (for now) and UsageError."""
 
@@ -84,14 +72,13 @@ class Member:
         self._on_news = on_news
         self._bells = bells
         self._view: Mapping[str, Record] = {}
-        self._sights: dict[str, _Sight] = {}
+        self._sights = Sights(me.id, terms.keep_alive, now)
         self._state = "joining"
         self._about = 0  # the round that our record is about
         self._beat = 0
         self._beaten = now - 3600.0
         self._dirty = True  # our record is to be written, and all others are to look,
         self._answered = False  # or the first node alone
-        self._looked = now
         self._joining_since = now
         self._last_call_since: float | None = None
         self._left = -1  # the last round that we have left, or were not in,
@@ -106,7 +93,6 @@ class Member:
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
         self._shows: Record = {}  # what this node shows the others of itself, by subject
-        self._ended: set[str] = set()  # nodes whose launcher and ranks have ended, as their guardians say
         self.renewed = False  # did the last tick write a beat?
         self._seen: list[Record] = []  # what the nodes showed when it last changed
         self._reported: tuple[str, int, int] | None = None
@@ -137,7 +123,7 @@ class Member:
 
     def ended(self, who: str) -> None:
         """Count a node as lost at once: its guardian says that its launcher and its ranks have ended."""
-        self._ended.add(who)
+        self._sights.ended(who)
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
 
@@ -191,7 +177,7 @@ class Member:
         at = table.index(self._me.id)
         if at is None or self._together.busy:
             return
-        spare = self._spare_like(table.members[at], table, now)
+        spare = self._spare_like(table.members[at], table)
         if not self._terms.replacements:
             why = "spare nodes only take part in a restart here (--node-loss restart, --max-node-replacements 0)"
         elif self._carrier.serves:
@@ -266,24 +252,7 @@ class Member:
 
     def _look(self, now: float) -> None:
         self._view = self._carrier.view()
-        self._observe(now)
-
-    def _observe(self, now: float) -> None:
-        paused = now - self._looked > self._terms.keep_alive / 2
-        self._looked = now
-        for name, record in self._view.items():
-            kind, _, who = name.partition(".")
-            if kind != "agent" or who == self._me.id:
-                continue
-            sight = self._sights.get(who)
-            beat = (record.get("beat"), record.get("state"), record.get("round"))
-            if sight is None:
-                self._sights[who] = _Sight(beat, now, len(self._sights))
-            elif sight.beat != beat:
-                sight.beat, sight.changed, sight.moved = beat, now, True
-        if paused:  # we were frozen, not they
-            for sight in self._sights.values():
-                sight.changed = now
+        self._sights.look(self._view, now)
 
     def _keep_beating(self, now: float) -> None:
         eager = self._state == "joining" and now - self._joining_since < _EAGER
@@ -321,29 +290,6 @@ class Member:
     def _record(self, who: str) -> Record:
         return self._view.get(f"agent.{who}", {})
 
-    def _vanished(self, who: str, now: float) -> bool:
-        if who == self._me.id:
-            return False
-        record, sight = self._record(who), self._sights.get(who)
-        if record.get("gone") or record.get("state") == "left" or who in self._ended:
-            return True
-        if sight is None:  # its record was removed before we came
-            return not record
-        return now - sight.changed > self._terms.keep_alive
-
-    def _alive(self, who: str, now: float) -> bool:
-        sight = self._sights.get(who)
-        return who == self._me.id or (sight is not None and sight.moved and not self._vanished(who, now))
-
-    def _joiners(self, target: int, now: float) -> list[str]:
-        """Return the living agents that wait for round `target`, this one among them."""
-        found = [self._me.id]
-        for who in self._sights:
-            record = self._record(who)
-            if record.get("state") == "joining" and record.get("round") == target and self._alive(who, now):
-                found.append(who)
-        return found
-
     # -- joining -----------------------------------------------------------------------------------------------------
 
     def _latest(self) -> RoundTable | None:
@@ -368,18 +314,18 @@ class Member:
         if self._about != target or self._state != "joining":
             self._about, self._state, self._dirty = target, "joining", True
             self._last_call_since = None
-        joiners = self._joiners(target, now)
+        joiners = self._sights.joiners(target)
         spare = self._terms.spares > 0 and not broken
         known = [*joiners, *(member.id for member in last.members)] if last is not None and spare else joiners
         check_terms(self._me, self._terms, (record for who in known if who != self._me.id and (record := self._record(who))))
         if broken:
             self._form(last, target, joiners, now)
-        elif last is not None and all(self._vanished(m.id, now) for m in last.members):
+        elif last is not None and all(self._sights.vanished(m.id) for m in last.members):
             self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
         if last is not None and spare:
             self._joining_since = now  # it may be needed much later, and then waits for the others as long as they do for it
-            self._look_at_nodes(last, now)
+            self._look_at_nodes(last)
         self._report_waiting(target, joiners, last if spare else None)
         if now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
@@ -417,16 +363,15 @@ class Member:
         late = len(before)
         if min(joiners, key=lambda who: (places.get(who, late), who)) != self._me.id:
             return
-        missing = [who for who in before if who not in joiners and not self._vanished(who, now)]
+        missing = [who for who in before if who not in joiners and not self._sights.vanished(who)]
         if missing or not self._enough(joiners, bool(before), now):
             return
         if self._terms.by_rank:
             order = sorted(joiners, key=lambda who: self._about_node(who)["node_rank"])
         else:
-            seen = {who: sight.order for who, sight in self._sights.items()}
-            first = sorted(joiners, key=lambda who: (places.get(who, late), seen.get(who, -1)))[: self._terms.most]
+            first = sorted(joiners, key=lambda who: (places.get(who, late), self._sights.order(who)))[: self._terms.most]
             order = sorted(first, key=lambda who: (places.get(who, late), natural(self._about_node(who)["host"]), natural(who)))
-        gone = [m for m in last.members if self._vanished(m.id, now)] if last is not None else []
+        gone = [m for m in last.members if self._sights.vanished(m.id)] if last is not None else []
         reason = self._why(last, joiners) if last is not None else {}
         unrepaired = last is not None and self._seats(last.round).unrepaired
         table = RoundTable.follow(last, reason, gone, [self._about_node(who) for who in order], unrepaired)
@@ -508,8 +453,8 @@ class Member:
             doubts = [self._doubts if m.id == self._me.id else self._record(m.id).get("doubts", {}) for m in table.members]
             self._carrier.create(OVER, {"code": 0, "detail": "done", **all_doubts(doubts)})
             return
-        lost = [at for at, m in enumerate(table.members) if self._vanished(m.id, now) and not self._finished(m.id, number)]
-        if lost and not self._replace(lost[0], table, now):
+        lost = [at for at, m in enumerate(table.members) if self._sights.vanished(m.id) and not self._finished(m.id, number)]
+        if lost and not self._replace(lost[0], table):
             return
         if self._together is not None and self._together.look(self._view):
             self._ring()
@@ -518,16 +463,16 @@ class Member:
         for request in self._drains.look(self._view) if self._drains is not None else ():
             self._on_news(News("drain", number, request))
         if self._ready:
-            self._look_at_nodes(table, now)
-        self._look_for_more(table, now)
+            self._look_at_nodes(table)
+        self._look_for_more(table)
 
     def _gave_up(self, number: int) -> Seat | None:
         return self._seats(number).given_up(self._me.id, RoundTable.from_record(self._view[f"round.{number}"]))
 
-    def _look_at_nodes(self, table: RoundTable, now: float) -> None:
-        waiting = [who for who in self._joiners(table.round + 1, now) if table.index(who) is None]
-        vanished = {m.id for m in table.members if self._vanished(m.id, now)}
-        silent = {who: now - sight.changed for who, sight in self._sights.items()}
+    def _look_at_nodes(self, table: RoundTable) -> None:
+        waiting = [who for who in self._sights.joiners(table.round + 1) if table.index(who) is None]
+        vanished = {m.id for m in table.members if self._sights.vanished(m.id)}
+        silent = {who: self._sights.silent(who) for who in (*waiting, *(m.id for m in table.members))}
         seen = shown.nodes(self._view, table, waiting, self._me.id, silent, vanished)
         if seen != self._seen:
             self._seen = seen
@@ -547,14 +492,14 @@ class Member:
             self._on_news(News("stored", table.round, self._view[seats.store]))
         return table
 
-    def _replace(self, at: int, table: RoundTable, now: float) -> bool:
+    def _replace(self, at: int, table: RoundTable) -> bool:
         """Let a spare node take the place of a lost one. If none can, let all start anew and return False."""
         if not self._ready and len(self._seats(table.round)):
             return True  # this node has just taken a place: the others see to it
         lost = table.members[at]
         how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
         about: Record = {"node": at, "host": lost.host, "cause": f"node {at} ({lost.host}) {how}"}
-        spare = self._spare_like(lost, table, now) if self._seats(table.round).lost < self._terms.replacements else None
+        spare = self._spare_like(lost, table) if self._seats(table.round).lost < self._terms.replacements else None
         if spare is None or self._together is None:
             self._break(table.round, {"kind": "vanished", **about})
             return False
@@ -563,11 +508,11 @@ class Member:
         self._ring()
         return True
 
-    def _spare_like(self, lost: Node, table: RoundTable, now: float) -> Node | None:
+    def _spare_like(self, lost: Node, table: RoundTable) -> Node | None:
         """Return the spare node that came first, among those with as many ranks as `lost`; None if none is there, or may take a place."""
         if not self._terms.spares or not self._terms.replacements or not self._ready:
             return None
-        waiting = sorted(set(self._joiners(table.round + 1, now)) - {self._me.id}, key=lambda who: self._sights[who].order)
+        _, *waiting = self._sights.joiners(table.round + 1)
         # one that has just been given a place may not know it yet, and still says that it waits
         records = [self._record(who) for who in waiting if table.index(who) is None]
         found = next((r for r in records if r["nproc"] == lost.nproc), None)
@@ -597,15 +542,15 @@ class Member:
         record = self._record(who)
         return record.get("state") == "finished" and record.get("round") == number
 
-    def _look_for_more(self, table: RoundTable, now: float) -> None:
+    def _look_for_more(self, table: RoundTable) -> None:
         """Have the first live member make room for latecomers."""
         if not self._ready or not self._terms.grow or len(table.members) >= self._terms.most:
             return
-        if next(m.id for m in table.members if not self._vanished(m.id, now)) != self._me.id:
+        if next(m.id for m in table.members if not self._sights.vanished(m.id)) != self._me.id:
             return
         if any(self._finished(m.id, table.round) for m in table.members):
             return
-        joiners = [who for who in self._joiners(table.round + 1, now) if who != self._me.id]
+        _, *joiners = self._sights.joiners(table.round + 1)
         if joiners:
             host = self._record(joiners[0]).get("host")
             self._break(table.round, {"kind": "joined", "host": host, "cause": f"node {host} joins"})

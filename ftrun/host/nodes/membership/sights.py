@@ -1,0 +1,91 @@
+"""Tells from records that change, or do not, which of the other agents live. Pure: the time comes with each look.
+
+An agent is alive while its record changes: never is its clock compared with ours. It is gone at once if its record or its guardian says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ftrun.host.nodes.carriers.carrier import Record
+
+
+class _Sight:
+    """What was seen of one agent. `moved`: its record changed before our eyes."""
+
+    def __init__(self, beat: Any, now: float, order: int) -> None:
+        self.beat = beat
+        self.changed = now
+        self.moved = False
+        self.order = order
+
+
+class Sights:
+    """What agent `me` saw of the others. `keep_alive`: seconds without a change after which one counts as gone."""
+
+    def __init__(self, me: str, keep_alive: float, now: float) -> None:
+        self._me = me
+        self._keep_alive = keep_alive
+        self._now = now
+        self._view: Mapping[str, Record] = {}
+        self._seen: dict[str, _Sight] = {}
+        self._ended: set[str] = set()
+
+    def __len__(self) -> int:
+        """Count the agents that were ever seen."""
+        return len(self._seen)
+
+    def look(self, view: Mapping[str, Record], now: float) -> None:
+        """Take in the records as they are now."""
+        paused = now - self._now > self._keep_alive / 2
+        self._view, self._now = view, now
+        for name, record in view.items():
+            kind, _, who = name.partition(".")
+            if kind != "agent" or who == self._me:
+                continue
+            sight = self._seen.get(who)
+            beat = (record.get("beat"), record.get("state"), record.get("round"))
+            if sight is None:
+                self._seen[who] = _Sight(beat, now, len(self._seen))
+            elif sight.beat != beat:
+                sight.beat, sight.changed, sight.moved = beat, now, True
+        if paused:  # we were frozen, not they
+            for sight in self._seen.values():
+                sight.changed = now
+
+    def ended(self, who: str) -> None:
+        """Take in the word of an agent's guardian: its launcher and its ranks have ended."""
+        self._ended.add(who)
+
+    def vanished(self, who: str) -> bool:
+        if who == self._me:
+            return False
+        record, sight = self._record(who), self._seen.get(who)
+        if record.get("gone") or record.get("state") == "left" or who in self._ended:
+            return True
+        if sight is None:  # its record was removed before we came
+            return not record
+        return self._now - sight.changed > self._keep_alive
+
+    def joiners(self, target: int) -> list[str]:
+        """Return the living agents that wait for round `target`, this one first, then in the order in which they came."""
+        return [self._me, *(who for who in self._seen if self._waits(who, target))]
+
+    def order(self, who: str) -> int:
+        """Return the place of an agent among all, in the order in which they came; this one's is -1."""
+        sight = self._seen.get(who)
+        return sight.order if sight is not None else -1
+
+    def silent(self, who: str) -> float:
+        """Return the seconds since an agent was last seen to move."""
+        sight = self._seen.get(who)
+        return self._now - sight.changed if sight is not None else 0.0
+
+    def _waits(self, who: str, target: int) -> bool:
+        record = self._record(who)
+        waits = record.get("state") == "joining" and record.get("round") == target
+        return waits and self._seen[who].moved and not self.vanished(who)
+
+    def _record(self, who: str) -> Record:
+        return self._view.get(f"agent.{who}", {})
