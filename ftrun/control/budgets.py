@@ -20,10 +20,10 @@ SERVICE_DEATHS = 5
 SERVICE_WINDOW = 60.0
 
 
-def finish(state: State, code: int, reason: str, *says: Say, failed: bool = True) -> Result:
-    """End the run with exit code `code`. `failed`: see Terminate."""
+def finish(state: State, code: int, reason: str, *says: Say, failed: bool = True, worn_out: bool = False) -> Result:
+    """End the run with exit code `code`. `failed`: see Terminate; `worn_out`: see End."""
     ending = replace(state, phase=RunPhase.ENDING, exit_code=code)
-    return ending, (*says, Terminate(reason, failed), End(code, reason))
+    return ending, (*says, Terminate(reason, failed), End(code, reason, worn_out))
 
 
 def failure_key(death: Died) -> str:
@@ -75,7 +75,7 @@ def count_failure(config: Config, state: State, worker: WorkerState, t: float) -
     if count > config.max_replacements:
         detail = f"{times(count)} within {config.replacement_window:g} s, where --max-replacements is {config.max_replacements}"
         said = Say("too_many_replacements", worker.cell, worker.rank, detail)
-        return finish(state, EXIT_REQUEUE, f"rank {worker.rank} died too often", said)
+        return finish(state, EXIT_REQUEUE, f"rank {worker.rank} died too often", said, worn_out=True)
     return state, None
 
 

@@ -583,7 +583,8 @@ class Terminate(Action):
 
 @dataclass(frozen=True)
 class End(Action):
-    """The run is over with this exit code."""
+    """The run is over with this exit code. `worn_out`: not the program but this machine is at its end; another one could go on."""
 
     code: int
     reason: str
+    worn_out: bool = False

@@ -1,13 +1,22 @@
-"""Machines on this machine: network namespaces with an address each, joined by a bridge in a namespace of its own."""
+"""Machines on this machine: network namespaces with an address each, joined by a bridge in a namespace of its own.
+
+Or by a switch of ours, whose cables can be bad (tests/e2e/switch.py): this kernel may have no means to lose packets.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ftrun.core.system import files
+from tests.conftest import ROOT
 
 NEEDS = "namespaces need root and the command ip"
 
@@ -23,25 +32,43 @@ def possible() -> bool:
 
 
 class Lan:
-    """`nodes` machines with the addresses 10.77.0.1, 10.77.0.2, ..."""
+    """`nodes` machines with the addresses 10.77.0.1, 10.77.0.2, ... `rules`: a file for the rules of a switch, None = a bridge."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, rules: Path | None = None) -> None:
+        self._rules = rules
+        self._switch: subprocess.Popen[bytes] | None = None
+        self._bad: dict[str, tuple[float, float]] = {}
         self._hub = f"ft{os.getpid()}h"
         self._names = [f"ft{os.getpid()}n{number}" for number in range(nodes)]
 
     def begin(self) -> None:
         _ip("netns", "add", self._hub)
-        self._in(self._hub, "link", "add", "br0", "type", "bridge")
-        self._in(self._hub, "link", "set", "br0", "up")
+        if self._rules is None:
+            self._in(self._hub, "link", "add", "br0", "type", "bridge")
+            self._in(self._hub, "link", "set", "br0", "up")
         for number, name in enumerate(self._names):
             _ip("netns", "add", name)
             self._in(name, "link", "set", "lo", "up")
             self._in(self._hub, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            self._in(self._hub, "link", "set", f"p{number}", "master", "br0", "up")
+            self._in(self._hub, "link", "set", f"p{number}", *([] if self._rules else ["master", "br0"]), "up")
             self._in(name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
             self._in(name, "link", "set", "eth0", "up")
+        if self._rules is not None:
+            self.lose(0, 0.0, 0.0)
+            ports = [f"p{number}" for number in range(len(self._names))]
+            command = [sys.executable, "-m", "tests.e2e.switch", str(self._rules), *ports]
+            self._switch = subprocess.Popen(["ip", "netns", "exec", self._hub, *command], cwd=ROOT)
+
+    def lose(self, node: int, to: float, by: float) -> None:
+        """Let the switch lose a share of the packets to a node, and of those that it sends."""
+        assert self._rules is not None
+        self._bad[f"p{node}"] = to, by
+        files.replace(self._rules, json.dumps(self._bad), private=True)
 
     def end(self) -> None:
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.wait()
         for name in (*self._names, self._hub):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
@@ -76,9 +103,9 @@ class Lan:
 
 
 @contextlib.contextmanager
-def lan(nodes: int) -> Iterator[Lan]:
+def lan(nodes: int, rules: Path | None = None) -> Iterator[Lan]:
     """Such machines, until the body ends."""
-    made = Lan(nodes)
+    made = Lan(nodes, rules)
     try:
         made.begin()
         yield made

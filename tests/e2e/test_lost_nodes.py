@@ -183,3 +183,46 @@ def test_a_machine_is_lost(lost: int, folder: Path, stock: Stock) -> None:
         wait_for_steps(begun[:2])
         lan.destroy(lost)
         all_exact(end(begun, lost), stock(*steps), struck=[1])
+
+
+@pytest.mark.slow
+def test_a_node_on_which_too_much_fails_gives_its_place_to_a_spare_one(folder: Path, stock: Stock) -> None:
+    """--max-replacements is what one machine may come to, not the run: that goes on elsewhere."""
+    faults = [kill(2, "backward", 20), kill(2, "update", LATE)]
+    begun = begin(folder, STEPS, faults, ("--max-replacements", "1"))
+    assert begun[1].wait(60.0) == 75, begun[1].output
+    assert "this node's place goes to a spare node as soon as its workers have ended" in begun[1].output
+    all_exact(end(begun, 1), stock(*STEPS), struck=[1])
+    assert "where --max-replacements is 1; " in begun[0].output and "takes its place" in begun[0].output, begun[0].output
+
+
+@pytest.mark.slow
+def test_without_a_spare_node_such_a_node_ends_the_run(folder: Path) -> None:
+    faults = [kill(2, "backward", 20), kill(2, "update", LATE)]
+    begun = over_nodes.begin(folder, STEPS, faults, options=(*SOON, "--max-replacements", "1"))
+    outcomes = over_nodes.end(begun, ranks=0)
+    assert [outcome.code for outcome in outcomes] == [75, 75], outcomes[0].tail()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@pytest.mark.parametrize("way", ["to", "from"])
+def test_a_cable_that_is_cut_one_way(way: str, folder: Path, stock: Stock, tmp_path: Path) -> None:
+    """The node meets the others in an endpoint of another node: it hears them, or they hear it, and not both. It ends by itself."""
+    steps = ("--steps", "100", "--stretch", "0.05")
+    with lans.lan(3, tmp_path / "rules") as lan:
+        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        begun = begin(folder, steps, lan=lan, backend=meet)
+        wait_for_steps(begun[:2])
+        lan.lose(1, float(way == "to"), float(way == "from"))
+        outcomes = end(begun, 1)
+        assert begun[1].process.returncode == 1 and "cannot be reached" in begun[1].output, begun[1].output
+        all_exact(outcomes, stock(*steps), struck=[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["stop", "reset", "restore"])
+def test_the_leader_is_lost_in_a_repair(at: str, folder: Path, stock: Stock) -> None:
+    """Before it has answered, before it has decided, and before it lets all go on."""
+    begun = begin(folder, STEPS, [kill(3, "backward", LATE), lose(0, at)])
+    all_exact(end(begun, 0), stock(*STEPS), struck=[0, 1])

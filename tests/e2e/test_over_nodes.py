@@ -190,3 +190,37 @@ def test_a_cable_that_is_out_for_a_while(folder: Path, stock: Stock) -> None:
         outcomes = over_nodes.end(begun)
         all_exact(outcomes, stock(*steps))
         assert not any(outcome.notes("incident") for outcome in outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@pytest.mark.parametrize("backend", ["file", "c10d"])
+def test_a_network_that_loses_packets(backend: str, folder: Path, stock: Stock, tmp_path: Path) -> None:
+    """One of twenty, each way; a datagram of a bell, too."""
+    steps = ("--steps", "60", "--stretch", "0.01")
+    with lans.lan(2, tmp_path / "rules") as lan:
+        for node in range(2):
+            lan.lose(node, 0.05, 0.0)
+        meet = () if backend == "file" else ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        begun = over_nodes.begin(folder, steps, lan=lan, backend=meet)
+        killer = over_nodes.Killer(begun, 11)
+        killer.wait_for_all(4)
+        for _ in range(3):
+            killer.pause(0.2, 0.8)
+            killer.kill()
+        all_exact(over_nodes.end(begun), stock(*steps))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@pytest.mark.parametrize("way", ["to", "from"])
+def test_a_cable_that_is_bad_one_way_for_a_while(way: str, folder: Path, stock: Stock, tmp_path: Path) -> None:
+    steps = ("--steps", "60", "--stretch", "0.01")
+    with lans.lan(2, tmp_path / "rules") as lan:
+        begun = over_nodes.begin(folder, steps, lan=lan)
+        killer = over_nodes.Killer(begun, 7)
+        killer.wait_for_all(4)
+        lan.lose(1, float(way == "to"), float(way == "from"))
+        killer.pause(1.5, 1.5)
+        lan.lose(1, 0.0, 0.0)
+        all_exact(over_nodes.end(begun), stock(*steps))

@@ -51,7 +51,7 @@ def fault(config: Config, state: State, event: DeviceFault) -> Result:
     if response is Response.LINKS:
         return _reset_links(config, state, what)
     if response is Response.FAIL_NODE:
-        return budgets.finish(state, EXIT_REQUEUE, what, Say("node_failed", detail=what))
+        return budgets.finish(state, EXIT_REQUEUE, what, Say("node_failed", detail=what), worn_out=True)
     if response is Response.STOP:
         return budgets.finish(state, EXIT_FAILED, what, Say("stopped_by_policy", detail=what))
     victims = _running(state, event.workers)

@@ -62,7 +62,8 @@ def without(config: Config, state: State) -> Result:
     if config.wait_for_device:
         told = () if state.waiting else (Say("device_waited_for", detail=bad),)
         return replace(state, waiting=True), told
-    return budgets.finish(state, EXIT_REQUEUE, "no healthy device is left", Say("devices_exhausted", detail=bad))
+    said = Say("devices_exhausted", detail=bad)
+    return budgets.finish(state, EXIT_REQUEUE, "no healthy device is left", said, worn_out=True)
 
 
 def of_rank(state: State, rank: int | None) -> str:

@@ -176,6 +176,7 @@ class Peers:
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
+        self._last: Record | None = None  # why a spare node is to take this one's place
         self._seen_in = context.run_dir / paths.NODES
         self.nodes: list[Record] = []  # what each node of the run shows of itself: see `News`
         self._on_seen: Callable[[list[Record]], None] = lambda nodes: None
@@ -188,6 +189,8 @@ class Peers:
 
     def close(self) -> None:
         """Leave the other agents, after every worker of ours has ended."""
+        if self._last is not None:
+            self._session.withdraws(self._last)
         self._session.close()
         self._loop.forget(self._bell)
 
@@ -249,9 +252,17 @@ class Peers:
                 self._session.stopped(self.place.round, self._incident, action.last, replaced)
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
-                self._session.end(self._last_words(action, actions))
+                self._part(action, self._last_words(action, actions))
         if isinstance(event, ev.ServiceDied) and event.service == "store":
             self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
+
+    def _part(self, end: ev.End, words: Record) -> None:
+        """End the run for all; or, if only this machine is at its end, keep its place for a spare node until its workers have ended."""
+        if end.worn_out and any(node["node"] is None and node["nproc"] == self._nproc for node in self.nodes):
+            self._last = words
+            self._listener.log("this node's place goes to a spare node as soon as its workers have ended")
+        else:
+            self._session.end(words)
 
     def _closes(self, event: ev.Event, order: ev.CloseGate, rank: int | None) -> None:
         """Begin a repair for all nodes when this one's gate closes, unless another node has begun it."""

@@ -164,6 +164,26 @@ def test_a_spare_node_that_ends_is_nothing_to_the_others() -> None:
     assert "over" not in play.memory.records
 
 
+@pytest.mark.parametrize("spares", ["s", ""])
+def test_a_node_at_its_end_gives_its_place_to_a_spare_one_or_ends_the_run(spares: str) -> None:
+    """Also in the middle of an incident that it has begun, and another one that another node has begun meanwhile."""
+    play = play_of("ab", spares)
+    here, there = play.agents["b"], play.agents["a"]
+    here.member.stops(0, 1, {"kind": "failed", "cause": "exit 1"})
+    there.member.stops(0, 2, {"kind": "failed", "cause": "exit 1"})
+    here.member.withdraws({"code": 75, "detail": "rank 2 on node 1 (host-b) failed: 4 times"}, here.now())
+    here.member.leave()
+    play.frozen.add("b")
+    play.run()
+    if not spares:
+        assert play.memory.records["over"]["code"] == 75
+        return
+    heard = newest(there, "stops").record or {}
+    assert heard["cause"] == "rank 2 on node 1 (host-b) failed: 4 times; host-s takes its place" and heard["incident"] == 3
+    assert members(play.agents["s"].ready()) == ["a", "s"]
+    assert "over" not in play.memory.records and "break.0" not in play.memory.records
+
+
 @pytest.mark.parametrize("repaired", [False, True])
 def test_a_loss_that_cannot_be_repaired_is_no_charge(repaired: bool) -> None:
     """What fails later is."""

@@ -192,6 +192,24 @@ class Member:
         self._together.stops(self._together.newest + 1, about)
         self._ring()
 
+    def withdraws(self, record: Record, now: float) -> None:
+        """Let a spare node take this one's place, whose machine is at its end; without one, end the run for every agent."""
+        self._look(now)
+        table = self._follow_seats(self._table) if self._table is not None else None
+        at = table.index(self._me.id) if table is not None else None
+        if table is None or at is None or f"break.{table.round}" in self._view:
+            return  # the others go on without this node already
+        spare = self._spare_like(table.members[at], table)
+        if spare is None or self._carrier.serves or self._seats(table.round).lost >= self._terms.replacements:
+            self.end(record)
+            return
+        cause = f"{record['detail']}; {spare.host} takes its place"
+        about = {"kind": "lost", "node": at, "host": self._me.host, "cause": cause, "seat": asdict(spare)}
+        number = self._together.newest + 1 if self._together is not None else 1
+        while not self._carrier.create(f"stop.{table.round}.{number}", {"incident": number, **about}):
+            number += 1  # another incident began meanwhile
+        self._ring()
+
     def stops(self, number: int, incident: int, why: Record) -> None:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
         if self._together is not None and self._about == number and not self._is_out():
