@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,25 @@ import pytest
 from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
-from tests.e2e.harness import Outcome, kill
+from tests.e2e.harness import Outcome, fault, kill
 from tests.e2e.over_nodes import all_exact
 from tests.host.nodes.etcds import RealEtcd, needs_etcd
 from tests.host.nodes.kube import NAMESPACE, OwnKubernetes
 
 STEPS = ("--steps", "12")
+OFTEN = ("--check-every", "1")
 Stock = Callable[..., Outcome]
+
+
+def given_ranks() -> tuple[str, ...]:
+    """Options for nodes that are numbered in the order in which they begin."""
+    return ("--master-addr", "127.0.0.1", "--master-port", str(harness.free_port()), "--node-rank", "{node}")
+
+
+def corrupt_ones(outcomes: Sequence[Outcome]) -> list[list[int]]:
+    """The ranks that each node replaced because their weights were corrupt."""
+    victims = [[one for note in outcome.notes("incident") for one in note["victims"]] for outcome in outcomes]
+    return [sorted(one["rank"] for one in those if one["fault"] == "corrupt") for those in victims]
 
 
 def test_a_rank_dies_in_its_backward(folder: Path, stock: Stock) -> None:
@@ -36,6 +49,72 @@ def test_the_only_rank_of_a_node_dies_in_its_update(folder: Path, tmp_path_facto
     outcomes = over_nodes.end(begun, ranks=2)
     all_exact(outcomes, harness.stock(tmp_path_factory.mktemp("stock"), STEPS, ranks=2), struck=[1])
     assert "takes over rank 1; going on with step 7; state copied from another node" in outcomes[1].output
+
+
+def test_a_corrupt_rank_is_outvoted_by_those_of_all_nodes(folder: Path, stock: Stock) -> None:
+    """On its own node there is one rank against one."""
+    begun = over_nodes.begin(folder, STEPS, [fault("bitflip", 3, "forward", 6)], options=OFTEN)
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes, stock(*STEPS), struck=[1])
+    assert corrupt_ones(outcomes) == [[], [3]]
+    why = "rank 3 became corrupt .* differs from that of most of 4 ranks on all nodes at the gate of step 6"
+    assert re.search(why, outcomes[1].output), outcomes[1].tail()
+    assert "takes over rank 3; step 6 again; state copied from a peer" in outcomes[1].output, outcomes[1].tail()
+    assert "all replicas equal after the last step" in outcomes[0].output, outcomes[0].tail()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "phase", "struck"),
+    [
+        ((2, 2, 2), "forward", {4: 2, 5: 2}),  # both ranks of a node, which are equal if the bit is the same
+        ((2, 2, 2), "idle", {0: 0, 3: 1}),
+        ((1, 1, 2, 2), "update", {0: 0, 3: 2}),
+        ((3, 4), "forward", {0: 0, 2: 0}),  # most ranks of a node
+        ((1, 1, 1), "gate", {0: 0}),
+    ],
+    ids=str,
+)
+def test_corrupt_ranks_anywhere(
+    nodes: tuple[int, ...], phase: str, struck: dict[int, int], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    begun = over_nodes.begin(
+        folder, STEPS, [fault("bitflip", rank, phase, 5) for rank in struck], nodes=nodes, options=OFTEN, backend=given_ranks()
+    )
+    outcomes = over_nodes.end(begun, ranks=sum(nodes))
+    all_exact(outcomes, harness.stock(tmp_path_factory.mktemp("stock"), STEPS, ranks=sum(nodes)), struck=[*struck.values()])
+    assert corrupt_ones(outcomes) == [[rank for rank, at in struck.items() if at == node] for node in range(len(nodes))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "struck"),
+    [((1, 1), [1]), ((2, 2), [2, 3])],
+    ids=str,
+)
+def test_without_a_majority_nobody_is_replaced(nodes: tuple[int, ...], struck: list[int], folder: Path) -> None:
+    faults = [fault("bitflip", rank, "forward", 6) for rank in struck]
+    begun = over_nodes.begin(folder, STEPS, [*faults, kill(0, "backward", 9)], nodes=nodes, options=OFTEN)
+    outcomes = over_nodes.end(begun, ranks=0)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].tail()
+    assert corrupt_ones(outcomes) == [[], []]
+    for outcome in outcomes:
+        assert "bit-identical to an uninterrupted run: yes" not in outcome.output
+        assert "all replicas equal" not in outcome.output
+        assert "ranks that should hold the same differ at the gate of step 6" in outcome.output, outcome.tail()
+    why = r"uninterrupted run: no \(seen at step 6: ranks that should hold the same differ"
+    assert re.search(why, outcomes[0].output), outcomes[0].tail()
+
+
+@pytest.mark.slow
+def test_rarer_comparisons_promise_less_on_every_node(folder: Path) -> None:
+    faults = [fault("bitflip", 3, "forward", 5), kill(0, "backward", 10)]
+    begun = over_nodes.begin(folder, STEPS, faults, options=("--check-every", "4"))
+    outcomes = over_nodes.end(begun)
+    assert corrupt_ones(outcomes) == [[], [3]]
+    for outcome in outcomes:
+        why = r"uninterrupted run: no \(seen at step 8: a rank's weights were corrupt"
+        assert re.search(why, outcome.output), outcome.tail()
 
 
 @pytest.mark.slow
@@ -159,8 +238,7 @@ def test_nodes_that_meet_in_kubernetes(folder: Path, stock: Stock) -> None:
 
 @pytest.mark.slow
 def test_nodes_with_given_ranks(folder: Path, stock: Stock) -> None:
-    meet = ("--master-addr", "127.0.0.1", "--master-port", str(harness.free_port()), "--node-rank", "{node}")
-    begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 6), kill(1, "update", 8)], backend=meet)
+    begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 6), kill(1, "update", 8)], backend=given_ranks())
     all_exact(over_nodes.end(begun), stock(*STEPS), struck=[0, 1])
 
 

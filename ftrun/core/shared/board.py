@@ -119,7 +119,7 @@ class F:
     SUM_AT = 47  # see `sum_word`: the gate at which SUM was taken
     LIFE = 48  # a robust mutex of 64 bytes, see ftrun.native, held by the beat thread: its loss is the death of the process
     NO_SOURCE = 72  # generation in which it has no source for its rank's state; see Flag.UNRESTORABLE
-    CORRUPT = 73  # written by the launcher: 1 = its memory is corrupt, no rank copies from it
+    CORRUPT = 73  # written by the launcher, or by the opener of one of several nodes: 1 = its memory is corrupt, no rank copies from it
     UNCONNECTED = 74  # generation in which it could not be connected; details: UnconnectedNote
     SETTLED = 75  # generation in which it is in the loop and copies nothing more from other ranks' memory
     # written by the worker

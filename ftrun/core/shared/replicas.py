@@ -1,29 +1,46 @@
-"""Detects corrupt replicas by their checksums. Workers, before they open a gate, and the launcher apply the same rule."""
+"""Detects corrupt replicas by their checksums. Workers, before they open a gate, and the launcher apply the same rule.
+
+Of one node the launcher reads all checksums on the board. Of several nodes only the ranks that open the gate have them all: each marks
+those of its node that are corrupt (F.CORRUPT), and its launcher replaces them.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ftrun.core.shared.board import Cell, F, sum_of
 
 
 class SumRow(NamedTuple):
-    """The checksums of one rank: of weights and optimizer state, and of hyperparameters. `replicas`: `name_of` those that hold the same."""
+    """The checksums of one rank: of weights and optimizer state, and of hyperparameters. `replicas`: `name_of` those that hold the same.
+
+    `trusted`: it knew that all were equal before.
+    """
 
     rank: int
     replicas: int
     sum: int
     python: int
+    trusted: bool = False
 
 
 def sum_row(cell: Cell, number: int) -> SumRow | None:
     """Return the checksums that a rank made for gate `number`; None if it made none."""
-    if not cell[F.REPLICAS] or sum_of(cell[F.SUM_AT])[0] != number:
+    at, trusted = sum_of(cell[F.SUM_AT])
+    if not cell[F.REPLICAS] or at != number:
         return None
-    return SumRow(cell.rank or 0, cell[F.REPLICAS], cell[F.SUM], cell[F.PYTHON_SUM])
+    return SumRow(cell.rank or 0, cell[F.REPLICAS], cell[F.SUM], cell[F.PYTHON_SUM], trusted)
+
+
+def grouped(rows: Iterable[SumRow]) -> dict[int, list[SumRow]]:
+    """Return the rows of ranks that hold the same together, by the word that names these."""
+    groups: dict[int, list[SumRow]] = {}
+    for row in rows:
+        groups.setdefault(row.replicas, []).append(row)
+    return groups
 
 
 def name_of(ranks: Collection[int]) -> int:
@@ -47,6 +64,13 @@ def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
     if 2 * count <= len(sums) or not any(trusted):
         return ()
     return tuple(i for i, found in enumerate(sums) if found != value)
+
+
+def corrupt_ranks(groups: Iterable[Sequence[SumRow]]) -> frozenset[int]:
+    """Return the ranks that differ from most of their replicas."""
+    return frozenset(
+        rows[index].rank for rows in groups for index in corrupt([row.sum for row in rows], [row.trusted for row in rows])
+    )
 
 
 def equal_at(number: int, cells: Sequence[Cell]) -> bool:

@@ -115,9 +115,21 @@ class Detectors:
             self._emit(ev.Stuck(time.monotonic(), step, generation, verdict.what, link, verdict.evidence))
 
     def compare(self, generation: int, present: list[Worker]) -> None:
-        """Compare the checksums of replicas at a gate; condemn the worker whose state differs. `present`: workers with no reported end."""
+        """Compare the checksums of replicas at a gate; condemn the worker whose state differs. `present`: workers with no reported end.
+
+        Replicas on several nodes are compared by their ranks, which mark the corrupt ones of their node.
+        """
+        for worker in [w for w in present if w.cell[F.CORRUPT]]:
+            self._condemn_corrupt(worker, f"most of {replicas.size_of(worker.cell[F.REPLICAS])} ranks on all nodes")
         for group in {w.cell[F.REPLICAS] for w in present if w.cell[F.REPLICAS]}:
-            self._compare_group(generation, [w for w in present if w.cell[F.REPLICAS] == group])
+            those = [w for w in present if w.cell[F.REPLICAS] == group and not w.reported]
+            if len(those) >= replicas.size_of(group):
+                self._compare_group(generation, those)
+
+    def _condemn_corrupt(self, worker: Worker, others: str) -> None:
+        evidence = f"the checksum of its weights and optimizer state differs from that of {others} at the gate of step {worker.cell.step}"
+        worker.cell[F.CORRUPT] = 1  # before the next world, in which another rank looks for a replica
+        self._pool.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
 
     def _compare_group(self, generation: int, present: list[Worker]) -> None:
         raw = [w.cell[F.SUM_AT] for w in present]
@@ -132,13 +144,7 @@ class Detectors:
         trusted = [t for _, t in words]
         guilty = replicas.corrupt(sums, trusted)
         for index in guilty:
-            worker = present[index]
-            evidence = (
-                f"the checksum of its weights and optimizer state differs from that of {len(sums) - len(guilty)} of "
-                f"{len(sums)} ranks at the gate of step {worker.cell.step}"
-            )
-            worker.cell[F.CORRUPT] = 1  # before the next world, in which another rank looks for a replica
-            self._pool.condemn(worker, "corrupt", Fault.CORRUPT, evidence)
+            self._condemn_corrupt(present[index], f"{len(sums) - len(guilty)} of {len(sums)} ranks")
         if replicas.undecided(sums, trusted) and not self._differing:
             self._differing = True
             step = present[0].cell.step

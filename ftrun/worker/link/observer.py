@@ -59,8 +59,12 @@ class StepObserver:
         """Every rank has arrived: may this one open the gate? Asked again and again; never waits."""
         return True
 
-    def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
-        """Every rank of every node has arrived, and this one speaks for its node: `rows` are the checksums of all ranks that made one."""
+    def sums_gathered(self, number: int, rows: list[SumRow]) -> bool:
+        """Every rank of every node has arrived, and this one speaks for its node: may it open the gate?
+
+        `rows` are the checksums of all ranks that made one. Every node has the same ones, and answers the same.
+        """
+        return True
 
     def gate_passed(self, number: int) -> None:
         """The gate opened, and nothing is updated yet."""

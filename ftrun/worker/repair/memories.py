@@ -205,5 +205,6 @@ def newest(context: Context, world: World) -> World:
 
 def donors(board: Board, world: World, rank: int) -> list[int]:
     """Return the other ranks of this node, the next one first, without those whose memory is known to be corrupt."""
-    corrupt = {r for r, cell in (world.lost or {}).items() if board.cell(cell)[F.CORRUPT]}
+    cells = {**{place.rank: place.cell for place in world.places}, **(world.lost or {})}
+    corrupt = {r for r, cell in cells.items() if board.cell(cell)[F.CORRUPT]}
     return sorted(world.here - corrupt - {rank}, key=lambda other: (other < rank, other))

@@ -8,7 +8,8 @@ A node that dies in between may have opened a gate that another did not, but nev
 Where spare nodes wait, each node first gives the slots of its ranks to the next one (ftrun/worker/repair/mirrors.py).
 
 The numbers that go round say whether all nodes are at the same gate, and whether some rank has made a checksum for it. If so, all
-checksums are gathered and compared before any word opens.
+checksums are gathered and compared before any word opens. Every node judges the same checksums, so where a rank is corrupt no word opens
+before it is replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's nu
 
 
 def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: int, mirrors: Mirrors | None = None) -> bool:
-    """Wait until every rank of every node has arrived at gate `number`; False: the world was stopped first.
+    """Wait until every rank of every node has arrived at gate `number`; False: the world was stopped first, or has to be.
 
     Raises:
         UsageError: If another node is at another gate, or at another kind of gate.
@@ -57,12 +58,10 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
         ahead = (furthest >> _KIND_BITS) - (last >> _KIND_BITS)
         where = ", ".join(f"one {WORDS[kind]}" for kind in kinds) if kinds[0] is not kinds[1] else f"one is {count(ahead, 'gate')} ahead"
         raise UsageError(not_together("nodes", where))
-    if some:
-        rows = _gathered(context, nodes, mine)
-        if rows is None:
-            return False
-        observers.sums_gathered(number, rows)
-    return True
+    if not some:
+        return True
+    rows = _gathered(context, nodes, mine)
+    return rows is not None and observers.sums_gathered(number, rows)
 
 
 def _gathered(context: Context, nodes: SwapGroup, mine: list[SumRow | None]) -> list[SumRow] | None:
@@ -79,7 +78,7 @@ def _gathered(context: Context, nodes: SwapGroup, mine: list[SumRow | None]) -> 
     rows = []
     for first, size, those in zip(firsts, counts, found.tolist(), strict=False):
         for rank, row in enumerate(those[:size], first):
-            replicas, value, python = (word + _SIGN for word in row)
+            replicas, value, python, trusted = (word + _SIGN for word in row)
             if replicas:
-                rows.append(SumRow(rank, replicas, value, python))
+                rows.append(SumRow(rank, replicas, value, python, bool(trusted)))
     return rows

@@ -12,8 +12,8 @@ import zlib
 from typing import Any
 
 from ftrun import native
-from ftrun.core.shared.board import Cell, F, Head, Inexact, sum_of, sum_word
-from ftrun.core.shared.replicas import SumRow, corrupt, name_of, size_of, sum_row
+from ftrun.core.shared.board import F, Head, Inexact, sum_word
+from ftrun.core.shared.replicas import SumRow, corrupt_ranks, grouped, name_of, size_of, sum_row
 from ftrun.worker.link.observer import StepObserver
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena, Entry
@@ -77,26 +77,37 @@ class ReplicaCheck(StepObserver):
 
     def may_open(self, number: int) -> bool:
         """Compare for all ranks, before this one opens the gate. False: the launcher must first replace one with corrupt weights."""
-        if self._agreed == number:
-            return True
-        groups: dict[int, list[Cell]] = {}
-        for cell in self._context.cells():
-            if cell[F.REPLICAS] and sum_of(cell[F.SUM_AT])[0] == number:
-                groups.setdefault(cell[F.REPLICAS], []).append(cell)
-        for cells in groups.values():
-            if corrupt([c[F.SUM] for c in cells], [sum_of(c[F.SUM_AT])[1] for c in cells]):
-                return False
-        self._agreed = number
         world = self._context.world
-        if world is None or world.span is None:  # else the nodes compare all of their ranks: `sums_gathered`
-            self.sums_gathered(number, [row for cell in self._context.cells() if (row := sum_row(cell, number))])
+        if self._agreed == number or (world is not None and world.span is not None):
+            return True  # several nodes compare all of their ranks: `sums_gathered`
+        groups = grouped(row for cell in self._context.cells() if (row := sum_row(cell, number)))
+        if corrupt_ranks(groups.values()):
+            return False
+        self._agreed = number
+        self._compare(number, groups)
         return True
 
-    def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
-        """Compare the checksums of all ranks of the world, before this rank opens the gate."""
-        groups: dict[int, list[SumRow]] = {}
-        for row in rows:
-            groups.setdefault(row.replicas, []).append(row)
+    def sums_gathered(self, number: int, rows: list[SumRow]) -> bool:
+        """Compare for this node, as the others do. False: a launcher must first replace a rank with corrupt weights, here or there."""
+        groups = grouped(rows)
+        corrupt = corrupt_ranks(groups.values())
+        if corrupt:
+            self._mark(corrupt)
+        else:
+            self._compare(number, groups)
+        return not corrupt
+
+    def _mark(self, corrupt: frozenset[int]) -> None:
+        """Show the launcher which ranks of this node are corrupt."""
+        if self._every != 1:
+            self._context.note_inexact(Inexact.WAS_CORRUPT)  # a replacement on another node notes it only there
+        for cell in self._context.cells():
+            if cell.rank in corrupt:
+                cell[F.CORRUPT] = 1
+        self._context.board.ring_launcher()
+
+    def _compare(self, number: int, groups: dict[int, list[SumRow]]) -> None:
+        """Keep for later gates whether all replicas are equal, and report those that are not."""
         whole = bool(groups) and all(len(those) == size_of(replicas) for replicas, those in groups.items())
         # on the board, before the gate opens: the others need it to judge later, even if this rank dies
         self._context.board[Head.EQUAL] = whole and all(len({row.sum for row in those}) == 1 for those in groups.values())

@@ -7,6 +7,7 @@ from typing import Any
 
 from ftrun.control import events as ev
 from ftrun.core.shared.board import F, sum_word
+from ftrun.core.shared.replicas import name_of
 from ftrun.core.shared.world import Place, World
 from ftrun.host.detect.detectors import Detectors
 from ftrun.host.workers.pool import Worker, WorkerPool
@@ -72,3 +73,34 @@ def test_it_is_marked_before_its_death_is_told(tmp_path: Path) -> None:
     world = World(2, 6, tuple(Place(r, r, r + 4) for r in range(4)), "", 0, replaced=(1, 2), lost={1: 1, 2: 2})
     assert donors(board, world, 1) == [3, 0]
     assert donors(board, world, 3) == [0, 1], "rank 1 died beside it, and what it left may be whole"
+
+
+def test_of_replicas_on_several_nodes_the_launcher_replaces_those_that_a_rank_marked(tmp_path: Path) -> None:
+    """Two of three ranks here are corrupt, and six of eight in all say so: the sound one is not outvoted."""
+    told: list[tuple[str, int, str]] = []
+
+    def emit(event: ev.Event) -> None:
+        if isinstance(event, ev.Died):
+            told.append((event.fault, event.worker, event.evidence))
+
+    nothing: Any = None
+    context = launch_context(tmp_path, Recorder(emit), nproc=3)
+    board = context.board
+    pool = WorkerPool(context, nothing, set)
+    for rank in range(3):
+        worker = pool.workers[rank] = Worker(board.cell(rank), rank)
+        worker.cell[F.SUM], worker.cell[F.REPLICAS] = 8 if rank else 7, name_of(range(8))
+        worker.cell[F.SUM_AT] = sum_word(5, True)
+    detectors = Detectors(context, pool)
+    try:
+        detectors.compare(1, list(pool.workers.values()))
+        assert told == []
+        board.cell(1)[F.CORRUPT] = board.cell(2)[F.CORRUPT] = 1
+        world = World(1, 5, tuple(Place(r, r, r) for r in range(3)), "", 0)
+        assert donors(board, world, 1) == [0], "another rank's death stopped the world before they were condemned"
+        detectors.compare(1, list(pool.workers.values()))
+        detectors.compare(1, [worker for worker in pool.workers.values() if not worker.reported])
+    finally:
+        detectors.close()
+    assert [(fault, worker) for fault, worker, _ in told] == [("corrupt", 1), ("corrupt", 2)]
+    assert all("differs from that of most of 8 ranks on all nodes at the gate of step" in evidence for *_, evidence in told)

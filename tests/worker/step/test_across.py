@@ -23,9 +23,11 @@ SIGN = 1 << 63
 
 class Hears(StepObserver):
     rows: list[SumRow] | None = None
+    answer = True
 
-    def sums_gathered(self, number: int, rows: list[SumRow]) -> None:
+    def sums_gathered(self, number: int, rows: list[SumRow]) -> bool:
         self.rows = rows
+        return self.answer
 
 
 @pytest.fixture
@@ -76,16 +78,18 @@ def test_nodes_at_different_gates(
 def test_checksums_of_all_ranks_by_their_ranks(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 made none for this gate; sums use all 64 bits."""
     cell, replicas = context.board.cell(0), name_of([0, 2])
-    cell[F.REPLICAS], cell[F.SUM], cell[F.PYTHON_SUM], cell[F.SUM_AT] = replicas, 2**64 - 1, 5, sum_word(7, trusted=False)
+    cell[F.REPLICAS], cell[F.SUM], cell[F.PYTHON_SUM], cell[F.SUM_AT] = replicas, 2**64 - 1, 5, sum_word(7, trusted=True)
     context.board.cell(1)[F.SUM_AT] = sum_word(6, trusted=False)
     at(monkeypatch, 7, some=1)
 
     def gathered(_: Any, mine: torch.Tensor) -> torch.Tensor:
-        theirs = torch.tensor([[word - SIGN for word in row] for row in ((replicas, 3, 5), (0, 0, 0))])
+        theirs = torch.tensor([[word - SIGN for word in row] for row in ((replicas, 3, 5, 0), (0, 0, 0, 0))])
         return torch.stack([mine, theirs])
 
     monkeypatch.setattr(across.among_nodes, "gathered", gathered)
     hears, observers = Hears(), Observers()
     observers.add(hears)
     assert across.all_here(context, NODES, observers, 7)
-    assert hears.rows == [SumRow(0, replicas, 2**64 - 1, 5), SumRow(2, replicas, 3, 5)]
+    assert hears.rows == [SumRow(0, replicas, 2**64 - 1, 5, trusted=True), SumRow(2, replicas, 3, 5, trusted=False)]
+    hears.answer = False
+    assert not across.all_here(context, NODES, observers, 7), "a rank is corrupt: the gate stays shut"

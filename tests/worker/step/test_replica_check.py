@@ -6,8 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ftrun.core.shared.board import Board, F, Head, sum_of
-from ftrun.core.shared.world import Place, World
+from ftrun.core.shared.board import Board, F, Head, Inexact, sum_of
+from ftrun.core.shared.replicas import SumRow, sum_row
+from ftrun.core.shared.world import AllNodes, Place, World
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.step.replica_check import ReplicaCheck
 
@@ -67,3 +68,50 @@ def test_what_never_was_equal_has_no_majority(tmp_path: Path) -> None:
             rank.reach(number)
         assert ranks[0].check.may_open(number)
     assert ranks[0].context.board[Head.EQUAL] == 0 and ranks[0].context.board[Head.DIFFER] == 1
+
+
+class Node:
+    """One of two nodes with two ranks each, `first` and the next one."""
+
+    def __init__(self, folder: Path, first: int) -> None:
+        folder.mkdir()
+        self.board = Board.create(folder / "board", 2)
+        self.ranks = [Rank(folder, cell, [0, 1]) for cell in (0, 1)]
+        span = AllNodes(RANKS, (0, 2), first // 2, ("127.0.0.1", "127.0.0.1"), "round/0")
+        for rank in self.ranks:
+            rank.context.cell[F.RANK] += first
+            rank.context.world = World(1, 0, (Place(first, 0, 0), Place(first + 1, 1, 1)), "", 0, span=span)
+
+    def reach(self, number: int) -> list[SumRow]:
+        for rank in self.ranks:
+            rank.reach(number)
+            assert rank.check.may_open(number), "which of this node's ranks are corrupt the other nodes know, too"
+        return [row for rank in self.ranks if (row := sum_row(rank.context.cell, number))]
+
+    def corrupt(self) -> list[int]:
+        return [self.board.cell(cell)[F.CORRUPT] for cell in (0, 1)]
+
+
+def test_most_ranks_of_all_nodes_say_who_is_corrupt(tmp_path: Path) -> None:
+    """One of two ranks of its node: every node keeps its gate shut, and the one whose rank it is marks it."""
+    here, there = Node(tmp_path / "0", 0), Node(tmp_path / "1", 2)
+    rows = here.reach(0) + there.reach(0)
+    assert here.ranks[0].check.sums_gathered(0, rows) and there.ranks[0].check.sums_gathered(0, rows)
+    there.ranks[1].value = 8
+    rows = here.reach(1) + there.reach(1)
+    assert not here.ranks[0].check.sums_gathered(1, rows) and not there.ranks[0].check.sums_gathered(1, rows)
+    assert here.corrupt() == [0, 0] and there.corrupt() == [0, 1]
+    for node in (here, there):
+        assert node.board[Head.EQUAL] and not node.board[Head.DIFFER], "the others still know that all had been equal"
+        assert node.ranks[0].context.cell[F.INEXACT] == Inexact.WAS_CORRUPT, "steps since the last comparison used its weights"
+
+
+def test_as_many_against_as_many_are_no_majority(tmp_path: Path) -> None:
+    here, there = Node(tmp_path / "0", 0), Node(tmp_path / "1", 2)
+    rows = here.reach(0) + there.reach(0)
+    assert here.ranks[0].check.sums_gathered(0, rows) and there.ranks[0].check.sums_gathered(0, rows)
+    for rank in there.ranks:
+        rank.value = 8
+    rows = here.reach(1) + there.reach(1)
+    assert here.ranks[0].check.sums_gathered(1, rows) and there.ranks[0].check.sums_gathered(1, rows)
+    assert there.corrupt() == [0, 0] and there.board[Head.DIFFER] == 2 and not here.board[Head.EQUAL]
