@@ -67,7 +67,7 @@ def test_a_corrupt_rank_is_outvoted_by_those_of_all_nodes(folder: Path, stock: S
 @pytest.mark.parametrize(
     ("nodes", "phase", "struck"),
     [
-        ((2, 2, 2), "forward", {4: 2, 5: 2}),  # both ranks of a node, which are equal if the bit is the same
+        ((2, 2, 2), "forward", {4: 2, 5: 2}),  # both ranks of a node: no replica here to copy from
         ((2, 2, 2), "idle", {0: 0, 3: 1}),
         ((1, 1, 2, 2), "update", {0: 0, 3: 2}),
         ((3, 4), "forward", {0: 0, 2: 0}),  # most ranks of a node
@@ -104,6 +104,15 @@ def test_without_a_majority_nobody_is_replaced(nodes: tuple[int, ...], struck: l
         assert "ranks that should hold the same differ at the gate of step 6" in outcome.output, outcome.tail()
     why = r"uninterrupted run: no \(seen at step 6: ranks that should hold the same differ"
     assert re.search(why, outcomes[0].output), outcomes[0].tail()
+
+
+@pytest.mark.slow
+def test_a_corrupt_rank_where_a_spare_node_waits(folder: Path, stock: Stock) -> None:
+    """The nodes exchange slots before each proof of a gate, also of the one that stays shut."""
+    begun = over_nodes.begin(folder, STEPS, [fault("bitflip", 0, "forward", 6)], options=OFTEN, spares=[2])
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes[:2], stock(*STEPS), struck=[0])
+    assert corrupt_ones(outcomes) == [[0], [], []] and outcomes[2].code == 0, outcomes[2].tail()
 
 
 @pytest.mark.slow

@@ -316,6 +316,18 @@ def test_which_replica_is_corrupt(
     assert replicas.undecided(sums, trusted) is undecided
 
 
+def test_each_group_of_replicas_judges_its_own() -> None:
+    """Two shards with three replicas each: of one a replica is corrupt, of the other all three differ."""
+    sums = {0: 1, 2: 1, 4: 9, 1: 5, 3: 6, 5: 7}
+    rows = [replicas.SumRow(rank, rank % 2 + 1, value, 0, trusted=True) for rank, value in sums.items()]
+    groups = replicas.grouped(rows)
+    assert {name: [row.rank for row in those] for name, those in groups.items()} == {1: [0, 2, 4], 2: [1, 3, 5]}
+    assert replicas.corrupt_ranks(groups.values()) == {4}
+    assert replicas.corrupt_ranks([[row._replace(trusted=False) for row in groups[1]]]) == frozenset()
+    four = replicas.name_of(range(4))
+    assert replicas.corrupt_ranks([[row._replace(replicas=four) for row in groups[1]]]) == frozenset(), "one of four is not there"
+
+
 def test_every_accusation_is_a_fault_that_policies_know() -> None:
     assert {Fault.COLLECTIVE, Fault.GIL, Fault.HANG, Fault.LINK} <= set(Fault)
 

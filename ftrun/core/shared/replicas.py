@@ -67,9 +67,12 @@ def corrupt(sums: Sequence[int], trusted: Sequence[bool]) -> tuple[int, ...]:
 
 
 def corrupt_ranks(groups: Iterable[Sequence[SumRow]]) -> frozenset[int]:
-    """Return the ranks that differ from most of their replicas."""
+    """Return the ranks that differ from most of their replicas, of groups that are whole: of a part the wrong ones may be most."""
     return frozenset(
-        rows[index].rank for rows in groups for index in corrupt([row.sum for row in rows], [row.trusted for row in rows])
+        rows[index].rank
+        for rows in groups
+        if len(rows) >= size_of(rows[0].replicas)
+        for index in corrupt([row.sum for row in rows], [row.trusted for row in rows])
     )
 
 

@@ -17,15 +17,15 @@ NO_OPTIMIZER: Any = None
 
 
 class Rank:
-    """Rank `rank` of four that hold the same: `value` is the checksum of its weights."""
+    """A rank in cell `cells[rank]`, one of `ranks` that hold the same: `value` is the checksum of its weights."""
 
-    def __init__(self, folder: Path, rank: int, cells: list[int], value: int = 7) -> None:
+    def __init__(self, folder: Path, rank: int, cells: list[int], value: int = 7, ranks: int = RANKS) -> None:
         self.context = Context(folder, cells[rank])
         self.context.cell[F.RANK] = rank + 1
         self.meet(1, cells)
         self.value = value
         holders = SimpleNamespace(
-            comparable=lambda: frozenset(range(RANKS)), entries=lambda *_: [None], rest_on_word=False, by_word=False
+            comparable=lambda: frozenset(range(ranks)), entries=lambda *_: [None], rest_on_word=False, by_word=False
         )
         state: Any = SimpleNamespace(
             holders=holders,
@@ -71,16 +71,15 @@ def test_what_never_was_equal_has_no_majority(tmp_path: Path) -> None:
 
 
 class Node:
-    """One of two nodes with two ranks each, `first` and the next one."""
+    """Node `number` of `nodes` with two ranks each."""
 
-    def __init__(self, folder: Path, first: int) -> None:
-        folder.mkdir()
-        self.board = Board.create(folder / "board", 2)
-        self.ranks = [Rank(folder, cell, [0, 1]) for cell in (0, 1)]
-        span = AllNodes(RANKS, (0, 2), first // 2, ("127.0.0.1", "127.0.0.1"), "round/0")
+    def __init__(self, folder: Path, number: int, nodes: int = 2) -> None:
+        self.board, self.first = Board.create(folder / "board", 2), 2 * number
+        self.ranks = [Rank(folder, cell, [0, 1], ranks=2 * nodes) for cell in (0, 1)]
+        span = AllNodes(2 * nodes, tuple(range(0, 2 * nodes, 2)), number, ("127.0.0.1",) * nodes, "round/0")
         for rank in self.ranks:
-            rank.context.cell[F.RANK] += first
-            rank.context.world = World(1, 0, (Place(first, 0, 0), Place(first + 1, 1, 1)), "", 0, span=span)
+            rank.context.cell[F.RANK] += self.first
+            rank.context.world = World(1, 0, (Place(self.first, 0, 0), Place(self.first + 1, 1, 1)), "", 0, span=span)
 
     def reach(self, number: int) -> list[SumRow]:
         for rank in self.ranks:
@@ -89,29 +88,55 @@ class Node:
         return [row for rank in self.ranks if (row := sum_row(rank.context.cell, number))]
 
     def corrupt(self) -> list[int]:
-        return [self.board.cell(cell)[F.CORRUPT] for cell in (0, 1)]
+        return [self.first + cell for cell in (0, 1) if self.board.cell(cell)[F.CORRUPT]]
+
+
+def nodes_of(folder: Path, count: int) -> list[Node]:
+    folders = [folder / str(number) for number in range(count)]
+    for own in folders:
+        own.mkdir()
+    return [Node(own, number, count) for number, own in enumerate(folders)]
+
+
+def gate_opens(nodes: list[Node], number: int) -> bool:
+    """Let all ranks arrive, and the first of each node judge what all nodes have gathered."""
+    rows = [row for node in nodes for row in node.reach(number)]
+    (answer,) = {node.ranks[0].check.sums_gathered(number, rows) for node in nodes}
+    return answer
 
 
 def test_most_ranks_of_all_nodes_say_who_is_corrupt(tmp_path: Path) -> None:
     """One of two ranks of its node: every node keeps its gate shut, and the one whose rank it is marks it."""
-    here, there = Node(tmp_path / "0", 0), Node(tmp_path / "1", 2)
-    rows = here.reach(0) + there.reach(0)
-    assert here.ranks[0].check.sums_gathered(0, rows) and there.ranks[0].check.sums_gathered(0, rows)
+    here, there = nodes = nodes_of(tmp_path, 2)
+    assert gate_opens(nodes, 0)
     there.ranks[1].value = 8
-    rows = here.reach(1) + there.reach(1)
-    assert not here.ranks[0].check.sums_gathered(1, rows) and not there.ranks[0].check.sums_gathered(1, rows)
-    assert here.corrupt() == [0, 0] and there.corrupt() == [0, 1]
-    for node in (here, there):
+    assert not gate_opens(nodes, 1)
+    assert here.corrupt() == [] and there.corrupt() == [3]
+    for node in nodes:
         assert node.board[Head.EQUAL] and not node.board[Head.DIFFER], "the others still know that all had been equal"
         assert node.ranks[0].context.cell[F.INEXACT] == Inexact.WAS_CORRUPT, "steps since the last comparison used its weights"
 
 
+def test_a_node_whose_ranks_are_all_corrupt_and_equal(tmp_path: Path) -> None:
+    nodes = nodes_of(tmp_path, 3)
+    assert gate_opens(nodes, 0)
+    for rank in nodes[1].ranks:
+        rank.value = 8
+    assert not gate_opens(nodes, 1)
+    assert [node.corrupt() for node in nodes] == [[], [2, 3], []]
+
+
 def test_as_many_against_as_many_are_no_majority(tmp_path: Path) -> None:
-    here, there = Node(tmp_path / "0", 0), Node(tmp_path / "1", 2)
-    rows = here.reach(0) + there.reach(0)
-    assert here.ranks[0].check.sums_gathered(0, rows) and there.ranks[0].check.sums_gathered(0, rows)
+    here, there = nodes = nodes_of(tmp_path, 2)
+    assert gate_opens(nodes, 0)
     for rank in there.ranks:
         rank.value = 8
-    rows = here.reach(1) + there.reach(1)
-    assert here.ranks[0].check.sums_gathered(1, rows) and there.ranks[0].check.sums_gathered(1, rows)
-    assert there.corrupt() == [0, 0] and there.board[Head.DIFFER] == 2 and not here.board[Head.EQUAL]
+    assert gate_opens(nodes, 1)
+    assert there.corrupt() == [] and there.board[Head.DIFFER] == 2 and not here.board[Head.EQUAL]
+
+
+def test_a_majority_over_nodes_that_never_was_equal_says_nothing(tmp_path: Path) -> None:
+    nodes = nodes_of(tmp_path, 2)
+    nodes[1].ranks[1].value = 8
+    assert gate_opens(nodes, 0) and gate_opens(nodes, 1)
+    assert nodes[1].corrupt() == [] and nodes[1].board[Head.DIFFER] == 1
