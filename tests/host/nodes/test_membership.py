@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -68,6 +68,7 @@ class Agent:
         before = len(self.heard)
         try:
             self.member.tick(self.now())
+            self.member.beat(self.now())
             for news in self.heard[before:]:
                 if news.kind == "host":
                     self.member.store_up(str((news.record or {})["addr"]), 4000 + news.round)
@@ -385,6 +386,80 @@ def test_one_that_was_frozen_does_not_take_the_others_for_dead() -> None:
     play.frozen.clear()
     play.run(10.0)
     assert play.the_world() == (0, ["a", "b"], 0)
+
+
+class Slow(Memory):
+    """Records of which each look takes some seconds; meanwhile `during` happens."""
+
+    def __init__(self, play: Play, seconds: float) -> None:
+        super().__init__()
+        self.records = play.memory.records
+        self.play, self.seconds = play, seconds
+        self.during: Callable[[], object] = lambda: None
+
+    def view(self) -> Mapping[str, Record]:
+        self.play.t += self.seconds
+        self.during()
+        return super().view()
+
+
+def slow(play: Play, who: str, seconds: float) -> Slow:
+    """From now on the looks of this agent take so long."""
+    carrier = play.agents[who].member._carrier = Slow(play, seconds)
+    return carrier
+
+
+def test_a_lost_one_is_missed_also_where_each_look_takes_long() -> None:
+    play = Play(1, 2, keep_alive=5.0)
+    for who in "ab":
+        play.add(who)
+    play.run()
+    slow(play, "a", 4.0)
+    play.frozen.add("b")
+    play.run(60.0)
+    assert play.the_world("a") == (1, ["a"], 0)
+
+
+def test_silence_counts_from_when_a_beat_was_seen_not_from_when_the_look_began() -> None:
+    """Else the others would have a node's places before its lease is over."""
+    play = Play(1, 2, keep_alive=5.0, beat=1.0)
+    a, b = (play.add(who) for who in "ab")
+    play.run()
+    carrier = slow(play, "a", 4.0)
+    play.frozen.add("b")
+    carrier.during = b.tick
+    a.tick()
+    last = play.t  # b beat in the last moment of that look
+    carrier.seconds, carrier.during = 0.0, lambda: None
+    while "broken" not in a.kinds():
+        play.run(STEP)
+        assert play.t < last + 7.0
+    assert play.t - last > 5.0
+
+
+class Full(Memory):
+    """Records that can be read, and for now not be written."""
+
+    def put(self, name: str, record: Record) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_beat_that_could_not_be_written_stays_due() -> None:
+    """Each try fails then, and the session sees for how long."""
+    play = Play(1, 1, beat=1.0)
+    agent = play.add("a")
+    play.run()
+    full = agent.member._carrier = Full()
+    full.records = play.memory.records
+    play.t += 1.0
+    for _ in range(5):
+        play.t += STEP
+        agent.member.tick(agent.now())
+        with pytest.raises(OSError, match="No space left"):
+            agent.member.beat(agent.now())
+    agent.member._carrier = play.memory
+    assert agent.member.beat(agent.now())
+    assert not agent.member.beat(agent.now())
 
 
 def test_each_node_sees_what_the_others_show() -> None:

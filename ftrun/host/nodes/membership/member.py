@@ -93,7 +93,6 @@ class Member:
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
         self._shows: Record = {}  # what this node shows the others of itself, by subject
-        self.renewed = False  # did the last tick write a beat?
         self._seen: list[Record] = []  # what the nodes showed when it last changed
         self._reported: tuple[str, int, int] | None = None
         self.over = False
@@ -254,7 +253,6 @@ class Member:
 
     def tick(self, now: float) -> None:
         """Look at the records, do what is due, and report what the agent must know."""
-        self.renewed = False
         if self.over:
             return
         self._look(now)
@@ -266,23 +264,25 @@ class Member:
             self._join(now)
         else:
             self._take_part(self._table, now)
-        self._keep_beating(now)
 
     def _look(self, now: float) -> None:
         self._view = self._carrier.view()
         self._sights.look(self._view, now)
 
-    def _keep_beating(self, now: float) -> None:
+    def beat(self, now: float) -> bool:
+        """Write this agent's record if that is due. Return whether it was written."""
         eager = self._state == "joining" and now - self._joining_since < _EAGER
         pause = min(_EAGER_BEAT, self._terms.beat) if eager else self._terms.beat
-        if self._dirty or self._answered or now - self._beaten >= pause:
-            news, answered, self._beaten = self._dirty, self._answered, now
-            self._put()
-            self.renewed = True
-            if news:
-                self._ring()
-            elif answered and self._table is not None:
-                self._ring(self._table.members[:1])  # nobody else waits for answers, and with many nodes there are many
+        if self.over or not (self._dirty or self._answered or now - self._beaten >= pause):
+            return False
+        news, answered = self._dirty, self._answered
+        self._put()
+        self._beaten = now  # one that failed stays due
+        if news:
+            self._ring()
+        elif answered and self._table is not None:
+            self._ring(self._table.members[:1])  # nobody else waits for answers, and with many nodes there are many
+        return True
 
     def _put(self) -> None:
         self._beat += 1
@@ -440,7 +440,7 @@ class Member:
         self._table, self._ready, self._together, self._drains = None, False, None, None
         self._joining_since, self._last_call_since = now, None
         self._join(now)
-        self._keep_beating(now)
+        self.beat(now)
 
     def _take_part(self, table: RoundTable, now: float) -> None:
         number = table.round

@@ -152,9 +152,9 @@ class Session:
                     if name == "leave":
                         return
                     order = self._next_order(0.0)
-                begun = lease.now()
                 member.tick(time.monotonic())
-                if member.renewed:
+                begun = lease.now()
+                if member.beat(time.monotonic()):
                     self._on_beat(begun)
                 guardian.listen(member.neighbour)
                 trouble = 0.0
@@ -163,7 +163,7 @@ class Session:
                 now = time.monotonic()
                 trouble = trouble or now
                 if now - trouble > self._terms.keep_alive or self._closing:
-                    raise CarrierLost(f"the rendezvous cannot be reached: {error}") from None
+                    raise CarrierLost(f"the rendezvous cannot be reached: {error.strerror or error}") from None
             if member.over and not self._closing:
                 member.leave()
                 return

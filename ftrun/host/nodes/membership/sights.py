@@ -11,12 +11,16 @@ from typing import Any
 from ftrun.host.nodes.carriers.carrier import Record
 
 
+_UNSEEN = 0.25  # the most of `keep_alive` that the time between two looks counts as silence of the others
+
+
 class _Sight:
     """What was seen of one agent. `moved`: its record changed before our eyes."""
 
     def __init__(self, beat: Any, now: float, order: int) -> None:
         self.beat = beat
-        self.changed = now
+        self.changed = now  # since then it stands still
+        self.new = True  # the last look saw another beat
         self.moved = False
         self.order = order
 
@@ -38,21 +42,23 @@ class Sights:
 
     def look(self, view: Mapping[str, Record], now: float) -> None:
         """Take in the records as they are now."""
-        paused = now - self._now > self._keep_alive / 2
+        unseen = max(0.0, now - self._now - self._keep_alive * _UNSEEN)
         self._view, self._now = view, now
+        for sight in self._seen.values():
+            sight.changed += unseen  # this agent was frozen, or its look took long: it knows little of the others then
         for name, record in view.items():
             kind, _, who = name.partition(".")
             if kind != "agent" or who == self._me:
                 continue
-            sight = self._seen.get(who)
             beat = (record.get("beat"), record.get("state"), record.get("round"))
-            if sight is None:
+            if who not in self._seen:
                 self._seen[who] = _Sight(beat, now, len(self._seen))
-            elif sight.beat != beat:
-                sight.beat, sight.changed, sight.moved = beat, now, True
-        if paused:  # we were frozen, not they
-            for sight in self._seen.values():
+                continue
+            sight = self._seen[who]
+            new = sight.beat != beat
+            if new or sight.new:  # the look that saw a beat may have begun before the beat: what counts begins with the next one
                 sight.changed = now
+            sight.beat, sight.new, sight.moved = beat, new, sight.moved or new
 
     def ended(self, who: str) -> None:
         """Take in the word of an agent's guardian: its launcher and its ranks have ended."""
