@@ -1,4 +1,4 @@
-"""Checks rendezvous and network: file locks in a rendezvous folder, host names, interfaces, ports."""
+"""Checks rendezvous and network: hard links in a rendezvous folder, file locks in the run folder, host names, interfaces, ports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _SIOCGIFADDR = 0x8915
 _SKEW = 2.0  # the most seconds between this machine's clock and the file server's
 _CONNECT = 3.0
 _PORTS = {29400: "c10d", 29500: "static"}
-# mount options with which a lock holds on this machine only
-_LOCAL_LOCKS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre": ("localflock", "noflock")}
 
 
 # ---- rendezvous ----
@@ -48,7 +46,7 @@ def rendezvous(endpoint: str | None) -> Iterator[Finding]:
             RENDEZVOUS, "folder", BROKEN, f"{folder} is not a directory here", "create it, or mount it on every node"
         )
         return
-    yield _locks(folder)
+    yield _locks(folder) if endpoint is None else _links(folder)
     yield _clock(folder)
 
 
@@ -67,12 +65,21 @@ def _reach(endpoint: str) -> Finding:
     return Finding(RENDEZVOUS, "endpoint", OK, f"{host}:{port}: somebody listens there")
 
 
+def _links(folder: Path) -> Finding:
+    from ftrun.host.nodes.carriers.folder import makes_links
+
+    kind, _ = mount(folder)
+    try:
+        if makes_links(folder):
+            return Finding(RENDEZVOUS, "hard links", OK, f"{folder} ({kind}): a record is created once")
+        why = "none can be made"
+    except OSError as error:
+        why = str(error.strerror)
+    return Finding(RENDEZVOUS, "hard links", BROKEN, f"{folder} ({kind}): {why}", "use another folder, or --rdzv-backend c10d")
+
+
 def _locks(folder: Path) -> Finding:
-    kind, options = mount(folder)
-    local = local_locks(kind, options)
-    if local:
-        return Finding(RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}, {local}): locks do not reach other nodes",
-                       "mount it with locks that all nodes share, or use --rdzv-backend c10d")  # fmt: skip
+    kind, _ = mount(folder)
     path = folder / f".ftrun-doctor.{socket.gethostname()}.{os.getpid()}"
     try:
         excluded, released = _try_lock(path)
@@ -90,14 +97,6 @@ def _locks(folder: Path) -> Finding:
             RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}): {what}", "use another folder, or --rdzv-backend c10d"
         )
     return Finding(RENDEZVOUS, "file locks", OK, f"{folder} ({kind}): hold, and end with their process")
-
-
-def local_locks(kind: str, options: list[str]) -> str:
-    """Return the mount option that limits locks to this machine, "" if there is none."""
-    for name, bad in _LOCAL_LOCKS.items():
-        if kind.startswith(name) and (found := [option for option in bad if option in options]):
-            return found[0]
-    return "no flock option" if kind == "lustre" and "flock" not in options else ""
 
 
 def _try_lock(path: Path) -> tuple[bool, bool]:

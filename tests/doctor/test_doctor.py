@@ -171,7 +171,7 @@ def rendezvous(endpoint: object) -> dict[str, Any]:
 
 def test_where_nodes_meet(tmp_path: Path) -> None:
     here = rendezvous(tmp_path)
-    assert here["file locks"].state == here["clock"].state == "ok"
+    assert here["hard links"].state == here["clock"].state == "ok"
     assert not list(tmp_path.iterdir())  # nothing is left there
     assert rendezvous(tmp_path / "gone")["folder"].state == "broken"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -179,22 +179,6 @@ def test_where_nodes_meet(tmp_path: Path) -> None:
         assert "somebody listens" in rendezvous(f"127.0.0.1:{port}")["endpoint"].text
     assert "nobody listens" in rendezvous(f"127.0.0.1:{port}")["endpoint"].text
     assert rendezvous("no-such-host.invalid:29400")["endpoint"].state == "broken"
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "why"),
-    [
-        ("nfs4", "rw,vers=4.2", ""),
-        ("nfs", "rw,nolock", "nolock"),
-        ("nfs4", "rw,local_lock=all", "local_lock=all"),
-        ("lustre", "rw,flock", ""),
-        ("lustre", "rw,localflock", "localflock"),
-        ("lustre", "rw", "no flock option"),
-        ("ext4", "rw", ""),
-    ],
-)
-def test_mounts_whose_locks_stay_here(kind: str, options: str, why: str) -> None:
-    assert network.local_locks(kind, options.split(",")) == why
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import os
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def carriers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]
     server = OwnEtcd() if kind == "etcd" else RealEtcd(tmp_path) if kind == "real etcd" else None
     api = OwnKubernetes() if kind == "kubernetes" else None
     tmp_path.chmod(0o700)
-    own = folder.prepare(str(tmp_path), "one")
+    own = folder.prepare(str(tmp_path), "one", 5.0)
     port = free_port()
 
     def another() -> Carrier:
@@ -290,22 +289,22 @@ def test_an_address_of_another_machine() -> None:
 
 def test_a_folder_that_is_missing_or_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is it mounted here"):
-        folder.prepare(str(tmp_path / "nowhere"), "one")
+        folder.prepare(str(tmp_path / "nowhere"), "one", 5.0)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is not a directory"):
-        folder.prepare(str(tmp_path / "file"), "one")
+        folder.prepare(str(tmp_path / "file"), "one", 5.0)
 
 
 def test_a_folder_that_others_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(UsageError, match=r"can be written by others \(mode 777\).*chmod go-w"):
-        folder.prepare(str(tmp_path), "one")
+        folder.prepare(str(tmp_path), "one", 5.0)
     tmp_path.chmod(0o1777)
-    own = folder.prepare(str(tmp_path), "one")
+    own = folder.prepare(str(tmp_path), "one", 5.0)
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
     own.chmod(0o770)
     with pytest.raises(UsageError, match="can be written by others"):
-        folder.prepare(str(tmp_path), "one")
+        folder.prepare(str(tmp_path), "one", 5.0)
 
 
 def test_a_link_where_the_runs_folder_should_be(tmp_path: Path) -> None:
@@ -313,7 +312,7 @@ def test_a_link_where_the_runs_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "ftrun-one").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="is not a directory of yours"):
-        folder.prepare(str(tmp_path), "one")
+        folder.prepare(str(tmp_path), "one", 5.0)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -321,12 +320,12 @@ def test_somebody_elses_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     os.chown(tmp_path, 65534, -1)
     with pytest.raises(UsageError, match="belongs to user 65534"):
-        folder.prepare(str(tmp_path), "one")
+        folder.prepare(str(tmp_path), "one", 5.0)
 
 
 def test_each_run_has_a_session_of_its_own(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    own = folder.prepare(str(tmp_path), "one")
+    own = folder.prepare(str(tmp_path), "one", 5.0)
     for _ in range(4):
         first, second = folder.Folder(own, 5.0), folder.Folder(own, 5.0)
         assert not first.view()
@@ -334,20 +333,6 @@ def test_each_run_has_a_session_of_its_own(tmp_path: Path) -> None:
         assert "agent.a" in second.view()
         second.create("over", {"code": 0})
     assert sorted(p.name for p in own.iterdir()) == ["2", "3"]
-
-
-def test_a_lock_that_is_held_is_no_end(tmp_path: Path) -> None:
-    from filelock import FileLock
-
-    tmp_path.chmod(0o700)
-    own = folder.prepare(str(tmp_path), "one")
-    one = folder.Folder(own, 0.1)
-    with FileLock(own / "0" / ".lock"):
-        began = time.monotonic()
-        with pytest.raises(OSError, match="lock"):
-            folder.Folder(own, 0.1).create("round.0", {})
-        assert time.monotonic() - began < 5.0
-    assert one.create("round.0", {})
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

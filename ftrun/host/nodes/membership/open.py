@@ -166,7 +166,7 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
 
 
 def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:
-    own = folder.prepare(nodes.endpoint, run_id)
+    own = folder.prepare(nodes.endpoint, run_id, terms.keep_alive)
 
     def open_folder(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
         return folder.Folder(own, terms.keep_alive), me(addresses.outbound_address())
