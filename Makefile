@@ -163,7 +163,19 @@ build/etcd/usr/bin/etcd:
 	@mkdir -p build/etcd && chmod 755 build/etcd
 	cd build/etcd && apt-get download -o APT::Sandbox::User=root -qq etcd-server && dpkg -x etcd-server_*.deb .
 
-engines: setup $(if $(shell command -v etcd),,build/etcd/usr/bin/etcd)  ## how nodes meet, in a folder, by TCP and in a real etcd (fetched where there is none)
+# A shared folder with the troubles of NFS is a file system in Python: mfusepy, over Debian's libfuse where none is installed.
+$(STAMPS)/mfusepy: | $(STAMPS)/setup
+	$(PY) -m pip install --quiet --disable-pip-version-check 'mfusepy>=3,<4'
+	@touch $@
+
+build/fuse/.stamp:
+	@mkdir -p build/fuse && chmod 755 build/fuse
+	cd build/fuse && apt-get download -o APT::Sandbox::User=root -qq '^libfuse3-[34]$$' && dpkg -x libfuse3-*.deb .
+	@touch $@
+
+FUSE = $(if $(shell ldconfig -p 2>/dev/null | grep libfuse3.so),,build/fuse/.stamp)
+
+engines: setup $(if $(shell command -v etcd),,build/etcd/usr/bin/etcd) $(STAMPS)/mfusepy $(FUSE)  ## how nodes meet, in a folder (also a bad one), by TCP and in a real etcd (fetched where there is none)
 	$(PYTEST) -m "slow or not slow" --numprocesses $(or $(JOBS),2) tests/host/nodes
 
 matrix: setup  ## every kind of fault in every phase (ten to twenty minutes); writes tests/e2e/matrix.json and the docs' table

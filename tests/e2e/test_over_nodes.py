@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tests.e2e.harness import Outcome, fault, kill
 from tests.e2e.over_nodes import all_exact
 from tests.host.nodes.etcds import RealEtcd, needs_etcd
 from tests.host.nodes.kube import NAMESPACE, OwnKubernetes
+from tests.host.nodes.share import Share, needs_fuse
 
 STEPS = ("--steps", "12")
 OFTEN = ("--check-every", "1")
@@ -232,6 +234,27 @@ def test_nodes_that_meet_in_an_etcd(folder: Path, stock: Stock) -> None:
         all_exact(over_nodes.end(begun), stock(*STEPS), struck=[0, 1])
     finally:
         engine.close()
+
+
+@pytest.mark.slow
+@needs_fuse
+def test_a_rank_dies_while_the_shared_folder_is_slow_and_stale(folder: Path, stock: Stock) -> None:
+    steps = ("--steps", "60", "--stretch", "0.05")
+    share = Share(folder / "share", stale=1.0)
+    try:
+        endpoint = str(share.mounts[0]).replace("mount0", "mount{node}")
+        meet = ("--rdzv-backend", "file", "--rdzv-endpoint", endpoint, "--rdzv-conf", "keep_alive=30")
+        begun = over_nodes.begin(folder, steps, backend=meet)
+        killer = over_nodes.Killer(begun, 7)
+        killer.wait_for_all(4)
+        share.trouble(delay=0.1)
+        for node in range(2):
+            os.kill(killer.pids(node)[0], signal.SIGKILL)
+            wait_for(lambda at=node: "recovered in" in begun[at].output, "the repair", 60.0)  # type: ignore[misc]
+        share.trouble()
+        all_exact(over_nodes.end(begun), stock(*steps), struck=[0, 1])
+    finally:
+        share.close()
 
 
 @pytest.mark.slow

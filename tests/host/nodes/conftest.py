@@ -1,3 +1,4 @@
 from tests.host.nodes.agents import agents
+from tests.host.nodes.share import shares
 
-__all__ = ["agents"]
+__all__ = ["agents", "shares"]
