@@ -102,13 +102,14 @@ def attempt_name(config: Config, attempt: int, pause: float) -> str:
     return f"{attempt}{of}" + (f", after a pause of {pause:g} s" if pause else "")
 
 
-def _restart(config: Config, state: State, t: float, said: Say) -> Result:
+def _restart(config: Config, state: State, t: float, said: Say, at_once: bool = False) -> Result:
+    """`at_once`: no worker is told to end, and given time for it."""
     early = not state.armed and t - state.attempt_since < EARLY
     failures = state.early_failures + 1 if early else 0
     # Restart spares as well: they ran the script up to its first question for the rank, and may have looked for a checkpoint
     # that the old world wrote only afterwards. They would begin at another step than the rest.
     gone = [w.cell for w in state.workers]
-    told = [w.cell for w in state.ranked() if w.started and not (w.dying or w.dead or w.finished)]
+    told = [w.cell for w in state.ranked() if w.started and not (w.dying or w.dead or w.finished or at_once)]
     state = replace(
         state.drop(gone),
         phase=RunPhase.RESTARTING,
@@ -147,9 +148,10 @@ def go_on(config: Config, state: State, t: float) -> Result:
 
 
 def peer_failed(config: Config, state: State, event: PeerFailed) -> Result:
-    """Stop, and meet the other nodes in the next world: another node ended this one."""
+    """Stop, and meet the other nodes in the next world: another node ended this one, or has this one's place, and writes where it would."""
     if state.phase is not RunPhase.RESTARTING:
-        return _restart(config, state, event.t, Say("evicted" if event.evicted else "peer_failed", detail=event.cause))
+        said = Say("evicted" if event.evicted else "peer_failed", detail=event.cause)
+        return _restart(config, state, event.t, said, at_once=event.evicted)
     if not state.store_ready:
         return state, ()
     return replace(state, store_ready=False), (StartService("store"),)  # it broke before we could start in it

@@ -39,6 +39,7 @@ from ftrun.helpers.cuda_import import Imported
 if TYPE_CHECKING:
     from ftrun.helpers.memory_server import MemoryServer
 
+_LEASE_SLEEP = 1.0  # the most seconds between two looks at a lease: the wait's clock stands still while the machine sleeps
 _LEASE_LOOK = 0.05  # seconds between two looks at a lease that is over
 _INSIST = 2.0  # seconds for which `_guard` looks for workers that have not written their pid yet
 _CLIENTS = 128  # the most connections at once: a further one closes the one that has been silent longest
@@ -74,6 +75,7 @@ class FdStore:
         self._serving = threading.Lock()  # around the start of another one
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
+        self._killed: dict[int, int] = {}  # processes that we ended, with when they had started
         self._select = selectors.DefaultSelector()
         self._clients: dict[socket.socket, None] = {}  # sorted by their last message, the latest last
 
@@ -105,8 +107,8 @@ class FdStore:
         """End the ranks if the lease of this node is over. Return the seconds until the next look, None = it has no lease."""
         left = lease.left(self._board)
         if left is None or left > 0:
-            return None if left is None else max(_LEASE_LOOK, left)
-        ended = [cell for cell in self._workers() if cell[F.RANK] and _kill(cell[F.PID])]
+            return None if left is None else min(_LEASE_SLEEP, max(_LEASE_LOOK, left))
+        ended = [cell for cell in self._workers() if cell[F.RANK] and self._kill(cell[F.PID])]
         if ended:
             self._board[Head.FENCED] = self._board[Head.FENCED] + 1
             self._print(f"no beat of this node reached the others for {-left:.1f} s too long; ending its {len(ended)} ranks")
@@ -118,6 +120,11 @@ class FdStore:
             cell = self._board.cell(index)
             if cell[F.PID] and not cell[F.EXITED]:
                 yield cell
+
+    def _kill(self, pid: int) -> bool:
+        """Kill a process and its group. Return False if it had ended before; its number may be that of a stranger by now."""
+        start = process_start(pid)
+        return start is not None and self._killed.setdefault(pid, start) == start and kill_group(pid)
 
     def _hear_launcher(self) -> bool:
         try:
@@ -265,7 +272,7 @@ class FdStore:
         self._say_why()
         deadline = time.monotonic() + _INSIST
         while True:
-            left = [pid for pid in (*self._guarded, *(cell[F.PID] for cell in self._workers())) if _kill(pid)]
+            left = [pid for pid in (*self._guarded, *(cell[F.PID] for cell in self._workers())) if self._kill(pid)]
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
@@ -290,9 +297,3 @@ class FdStore:
         run = runs.read_run(self._run_dir)
         if run is not None and not run.alive():
             rundir.bury(run)
-
-
-def _kill(pid: int) -> bool:
-    """Kill a process and its group. Return False if it had ended before."""
-    lived = process_start(pid) is not None
-    return kill_group(pid) and lived

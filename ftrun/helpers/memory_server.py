@@ -90,12 +90,14 @@ class MemoryServer:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 challenge = secrets.token_bytes(far.CHALLENGE)
                 sock.sendall(challenge)
-                if not hmac.compare_digest(far.exactly(sock, far.ANSWER), far.answer(self._secret, challenge)):
-                    return
-                while (asked := far.receive(sock)).get("op") != "watch":
-                    self._reply(sock, challenge, asked)
-                if _WATCH(asked):
-                    self._be_watched(sock, asked["nonce"])
+                answer = far.exactly(sock, far.ANSWER)
+                if hmac.compare_digest(answer, far.watcher(self._secret, challenge)):
+                    asked = far.receive(sock)
+                    if asked.get("op") == "watch" and _WATCH(asked):
+                        self._be_watched(sock, asked["nonce"])
+                elif hmac.compare_digest(answer, far.answer(self._secret, challenge)):
+                    while True:
+                        self._reply(sock, challenge, far.receive(sock))
         finally:
             self._room.release()
 

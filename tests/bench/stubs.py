@@ -75,6 +75,10 @@ class Counting:
     def note(self, what: str, number: int = 1) -> None:
         self.notes.append((time.monotonic_ns(), what, number))
 
+    @property
+    def serves(self) -> bool:
+        return self._carrier.serves
+
     def view(self) -> Mapping[str, Record]:
         self.looked.append((time.monotonic_ns(), time.process_time_ns()))
         view = self._carrier.view()

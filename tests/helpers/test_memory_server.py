@@ -208,6 +208,16 @@ def test_nobody_listens_any_more(node: Node, listener: Listener) -> None:
     assert not listener.ended
 
 
+def test_who_watches_reads_nothing(node: Node) -> None:
+    """Its answer to the challenge may have been passed on by a stranger."""
+    with socket.create_connection(node.address) as sock:
+        sock.settimeout(10.0)
+        sock.sendall(far.watcher(SECRET, far.exactly(sock, far.CHALLENGE)))
+        far.send(sock, {"op": "size", "rank": 5, "name": "slots"})
+        with pytest.raises(ConnectionError):
+            far.receive(sock)
+
+
 def test_only_a_node_of_the_run_can_say_so() -> None:
     """A stranger at the address takes the answer to its challenge, and says that the node has ended."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:

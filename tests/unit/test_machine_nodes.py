@@ -95,7 +95,7 @@ def test_a_spare_node_takes_a_place() -> None:
 def test_a_node_that_had_a_place_before_takes_another() -> None:
     """Its old workers are ended at once, and where its gate was is forgotten: the end of one of them begins no world."""
     run = node()
-    assert says(run.send(ev.PeerFailed(0.0, "another one has its place", evicted=True))) == ["evicted"]
+    assert says(run.send(ev.PeerFailed(0.0, "node 1 is gone"))) == ["peer_failed"]
     old = run.state.leaving
     assert run.at(RunPhase.RESTARTING) and old
     orders = run.send(ev.Seated(0.0, 2))
@@ -106,10 +106,21 @@ def test_a_node_that_had_a_place_before_takes_another() -> None:
     assert run.at(RunPhase.STOPPING)
 
 
-def test_a_drained_node_ends_well_and_at_once() -> None:
-    """Nobody failed, so no rank is given time to tell of a failure."""
+def test_a_node_whose_place_another_one_has_ends_its_ranks_at_once() -> None:
+    """A worker that is given time to end would write a checkpoint beside its successor."""
     run = node()
+    ranks = [run.holder(0), run.holder(1)]
+    orders = run.send(ev.PeerFailed(0.0, "another one has its place", evicted=True))
+    assert says(orders) == ["evicted"] and run.at(RunPhase.RESTARTING) and not run.state.leaving
+    assert {order.worker for order in orders if isinstance(order, ev.Fence)} >= {*ranks} and "Dismiss" not in kinds(orders)
+
+
+def test_a_drained_node_ends_well_and_at_once() -> None:
+    """Nobody failed, so no rank is given time to tell of a failure; nor to end, since a spare node has its place."""
+    run = node()
+    ranks = [run.holder(0), run.holder(1)]
     orders = run.send(ev.WorldEnded(0.0, 0, "node 1 is drained", drained=True))
+    assert [order.worker for order in orders if isinstance(order, ev.Fence)] == ranks
     assert says(orders) == ["drained"] and run.at(RunPhase.ENDING)
     assert only(orders, ev.Terminate) == ev.Terminate("node 1 is drained", failed=False)
     assert only(orders, ev.End).code == 0

@@ -7,6 +7,9 @@ run. Then come requests, each a length of four bytes and one JSON object:
     {"op": "read", "rank": r, "name": n, "ranges": [[at, n]]}  -> {"ok": true}, then each range in chunks
     {"op": "watch", "nonce": text}                             -> {"ended": `ended`}, once the node's launcher and its ranks have ended
 
+Who only watches answers the challenge by another HMAC (`watcher`), with which nothing can be read: a stranger on the port of a node that
+has ended may pass the challenge of a living one on to it.
+
 An answer {"ok": false} means that there is no such segment in host memory. A chunk is its length, its checksum
 (`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes. A chunk of anything but an arena has the
 HMAC of its place and bytes behind it: slots are read by `marshal`, which a stranger on the network must not feed.
@@ -34,6 +37,11 @@ _MOST = 1 << 20  # bytes of a request or an answer
 def answer(secret: str, challenge: bytes) -> bytes:
     """Return what proves that a client knows the secret."""
     return hmac.digest(secret.encode(), challenge, "sha256")
+
+
+def watcher(secret: str, challenge: bytes) -> bytes:
+    """Return what proves that a client knows the secret, and gives it no right but to watch."""
+    return hmac.digest(secret.encode(), b"watch " + challenge, "sha256")
 
 
 def ended(secret: str, nonce: str) -> str:

@@ -5,6 +5,7 @@ Everything here runs in the agent's loop; the session's thread does the waiting.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -176,6 +177,7 @@ class Peers:
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
+        self._serves = False  # does this node serve the endpoint at which all meet?
         self._last: Record | None = None  # why a spare node is to take this one's place
         self._seen_in = context.run_dir / paths.NODES
         self.nodes: list[Record] = []  # what each node of the run shows of itself: see `News`
@@ -258,7 +260,8 @@ class Peers:
 
     def _part(self, end: ev.End, words: Record) -> None:
         """End the run for all; or, if only this machine is at its end, keep its place for a spare node until its workers have ended."""
-        if end.worn_out and any(node["node"] is None and node["nproc"] == self._nproc for node in self.nodes):
+        may_go = self._mirrored and not self._serves
+        if end.worn_out and may_go and any(node["node"] is None and node["nproc"] == self._nproc for node in self.nodes):
             self._last = words
             self._listener.log("this node's place goes to a spare node as soon as its workers have ended")
         else:
@@ -415,7 +418,7 @@ class Peers:
 
     def _ready(self, news: News) -> None:
         assert self._host is not None and news.table is not None and news.record is not None
-        self._me = news.record["me"]
+        self._me, self._serves = news.record["me"], news.record["serves"]
         self.place = news.table.place(self._me)
         self.stamp = news.table.stamp()
         self._table, self._incident, self._stopped, self._decision = news.table, 0, 0, {}
@@ -438,7 +441,8 @@ class Peers:
     def _seen(self, news: News) -> None:
         assert news.record is not None
         self.nodes = news.record["nodes"]
-        files.replace(self._seen_in, json.dumps(self.nodes), private=True)
+        with contextlib.suppress(OSError):  # no room: commands show what was seen before
+            files.replace(self._seen_in, json.dumps(self.nodes), private=True)
         self._on_seen(self.nodes)
 
     def _drain(self, news: News) -> None:

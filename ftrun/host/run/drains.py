@@ -70,7 +70,11 @@ class DrainDesk:
                 self._show(key, moved=False, why=why)
                 return
             wanted = requests.Request(requests.DRAIN, Fault.DRAIN.value, rank=rank, at="idle")
-            asked.number = self._board[Head.REQUESTS] = requests.post(self._run_dir, wanted).number
+            try:
+                asked.number = self._board[Head.REQUESTS] = requests.post(self._run_dir, wanted).number
+            except OSError as error:
+                self._show(key, moved=False, why=f"its node cannot write the request: {error.strerror}")
+                return
         what = "this node is to be drained" if rank is None else f"rank {rank} is to leave its worker"
         self._listener.log(f"{what}, as asked on node {request['by']}")
         self._waiting.append(asked)

@@ -18,7 +18,7 @@ from ftrun.host.base.settings import Nodes
 from ftrun.host.nodes.carriers import addresses, client, etcd, folder, kubernetes
 from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost
 from ftrun.host.nodes.membership import open as opening
-from ftrun.host.nodes.messages import VERSION
+from ftrun.host.nodes.messages import MAX_FRAME, VERSION
 from tests.conftest import wait_for
 from tests.e2e.harness import free_port
 from tests.host.nodes.etcds import OwnEtcd, RealEtcd, needs_etcd
@@ -81,6 +81,22 @@ def test_everyone_sees_what_one_writes(carriers: Opener) -> None:
     first.put("agent.a", {"beat": 2})
     assert second.view()["agent.a"] == {"beat": 2}
     assert len(second.view()["agent.b"]["text"]) == 100_000
+
+
+@pytest.mark.parametrize("size", [40_000, MAX_FRAME // 4])
+def test_more_records_than_fit_into_one_answer(size: int) -> None:
+    """Many nodes, whose records are long while nothing moves."""
+    port = free_port()
+    first, second = connect(port), connect(port)
+    records = {f"agent.{number}": {"beat": number, "text": "\n" * size} for number in range(2 * MAX_FRAME // size)}
+    for name, record in records.items():
+        first.put(name, record)
+    first.put("agent.0", {"beat": 1})
+    assert dict(second.view()) == {**records, "agent.0": {"beat": 1}}
+    first.put("agent.1", {"beat": 2})
+    assert second.view()["agent.1"] == {"beat": 2}
+    second.close()
+    first.close()
 
 
 def test_created_once(carriers: Opener) -> None:

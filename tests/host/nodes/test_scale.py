@@ -30,10 +30,11 @@ def test_each_node_writes_two_answers_and_rings_only_the_first_one(tmp_path: Pat
 
 
 def test_looks_become_rarer_with_each_node() -> None:
-    assert until_next_look(0.2, 0, repairing=True) == 0.02
-    assert until_next_look(0.1, 1, repairing=True) == 0.02, "never more often"
-    assert until_next_look(0.2, 63, repairing=False) == pytest.approx(0.83)
-    assert until_next_look(0.2, 63, repairing=True) == pytest.approx(0.083)
+    assert until_next_look(0.2, 0, repairing=True, keep_alive=10.0) == 0.02
+    assert until_next_look(0.1, 1, repairing=True, keep_alive=10.0) == 0.02, "never more often"
+    assert until_next_look(0.2, 63, repairing=False, keep_alive=10.0) == pytest.approx(0.83)
+    assert until_next_look(0.2, 63, repairing=True, keep_alive=10.0) == pytest.approx(0.083)
+    assert until_next_look(0.2, 5000, repairing=False, keep_alive=10.0) == 2.5, "often enough to beat"
 
 
 def test_the_benchmark_writes_its_table(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ftrun.core.errors import UsageError
 from ftrun.host.base.settings import Nodes
+from ftrun.host.nodes.carriers.carrier import Record
 from ftrun.host.nodes.membership.member import News
 from ftrun.host.nodes.membership.open import check
 from ftrun.host.nodes.membership.seats import Seats
@@ -182,6 +183,38 @@ def test_a_node_at_its_end_gives_its_place_to_a_spare_one_or_ends_the_run(spares
     assert heard["cause"] == "rank 2 on node 1 (host-b) failed: 4 times; host-s takes its place" and heard["incident"] == 3
     assert members(play.agents["s"].ready()) == ["a", "s"]
     assert "over" not in play.memory.records and "break.0" not in play.memory.records
+
+
+def test_no_spare_node_is_given_two_places() -> None:
+    """Another node seats it between this one's look and its record."""
+    play = play_of("abc", "st", spares=2)
+    here, memory = play.agents["c"], play.memory
+    create = memory.create
+
+    def later(name: str, record: Record) -> bool:
+        if name == "stop.0.1" and name not in memory.records:
+            first = next(member for member in play.agents["a"].ready().table.members)  # type: ignore[union-attr]
+            seat = {"id": "s", "host": "host-s", "addr": "addr-s", "nproc": first.nproc}
+            create(name, {"incident": 1, "kind": "lost", "node": 1, "host": "host-b", "cause": "node 1 is gone", "seat": seat})
+        return create(name, record)
+
+    memory.create = later  # type: ignore[method-assign]
+    here.member.withdraws({"code": 75, "detail": "node 2 (host-c) ended: no healthy device is left"}, here.now())
+    play.frozen |= {"b", "c"}
+    play.run()
+    assert members(newest(play.agents["a"], "stops")) == ["a", "s", "t"]
+
+
+def test_a_connection_that_closed_is_not_the_end_of_its_ranks() -> None:
+    """They live until the lease of their node is over; who only waits has none."""
+    play = play_of("ab", "st", spares=2)
+    play.frozen |= {"b", "s"}
+    for who in "bs":
+        play.memory.put(f"agent.{who}", {**play.memory.records[f"agent.{who}"], "gone": True})
+    play.run(3.0)
+    assert "stop.0.1" not in play.memory.records
+    play.run(LOST)
+    assert members(newest(play.agents["a"], "stops")) == ["a", "t"]
 
 
 @pytest.mark.parametrize("repaired", [False, True])

@@ -91,7 +91,7 @@ def test_of_replicas_on_several_nodes_the_launcher_replaces_those_that_a_rank_ma
         worker = pool.workers[rank] = Worker(board.cell(rank), rank)
         worker.cell[F.SUM], worker.cell[F.REPLICAS] = 8 if rank else 7, name_of(range(8))
         worker.cell[F.SUM_AT] = sum_word(5, True)
-    detectors = Detectors(context, pool)
+    detectors = Detectors(context, pool, nothing)
     try:
         detectors.compare(1, list(pool.workers.values()))
         assert told == []

@@ -94,9 +94,11 @@ class Client:
         return True
 
     def view(self) -> Mapping[str, Record]:
-        answer = self._ask({"op": "changes", "since": self._version})
-        self._version = answer["version"]
-        self._records.update(answer["records"])
+        more = True
+        while more:
+            answer = self._ask({"op": "changes", "since": self._version})
+            self._version, more = answer["version"], answer["more"]
+            self._records.update(answer["records"])
         return self._records
 
     def put(self, name: str, record: Record) -> None:

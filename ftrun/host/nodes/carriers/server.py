@@ -20,6 +20,7 @@ from ftrun.host.nodes.carriers.carrier import OVER, Record
 from ftrun.host.nodes.messages import MAX_FRAME, VERSION, frame, pack, take, text
 
 _LONGEST_GREETING = 4096  # bytes; a stranger may not have us keep more
+_MOST_NEWS = MAX_FRAME // 8  # characters of records in one answer; JSON has at most 6 bytes for each
 _MAX_UNREAD = 64 * 1024 * 1024  # bytes that a client may leave unread before it is dropped
 
 
@@ -118,9 +119,16 @@ class Server:
         self._changed[name] = self._version
 
     def _since(self, version: int) -> str:
-        """Return the records that changed after `version`, as JSON."""
-        news = ",".join(self._texts[name] for name, changed in self._changed.items() if changed > version)
-        return f'{{"version":{self._version},"records":{{{news}}}}}'
+        """Return the records that changed after `version`, as JSON: as many as fit, and the version that they reach."""
+        news: list[str] = []
+        reached, size = self._version, 0
+        for changed, name in sorted((changed, name) for name, changed in self._changed.items() if changed > version):
+            size += len(self._texts[name])
+            if news and size > _MOST_NEWS:
+                reached = changed - 1
+                break
+            news.append(self._texts[name])
+        return f'{{"version":{reached},"more":{"true" if reached < self._version else "false"},"records":{{{",".join(news)}}}}}'
 
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> bytes:
         op = message["op"]

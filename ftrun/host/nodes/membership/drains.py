@@ -12,14 +12,15 @@ from ftrun.host.nodes.carriers.carrier import Carrier, Record
 
 
 class Drains:
-    """One agent's part in the requests of round `number`."""
+    """One agent's part in the requests of round `number`. `before`: records whose requests are no news."""
 
-    def __init__(self, carrier: Carrier, me: str, number: int) -> None:
+    def __init__(self, carrier: Carrier, me: str, number: int, before: Mapping[str, Record]) -> None:
         self._carrier = carrier
         self._me = me
         self._number = number
         self._read = 0  # number of the last request that was read
         self._keys: set[str] = set()  # an order that failed halfway is tried again, and may have been written
+        self.look(before)
 
     def ask(self, request: Record) -> None:
         """Write a request, under the next free number."""

@@ -87,13 +87,13 @@ class Guardian:
                     return False
             try:
                 challenge = far.exactly(sock, far.CHALLENGE)
-                sock.sendall(far.answer(of.secret, challenge))
+                sock.sendall(far.watcher(of.secret, challenge))
                 nonce = secrets.token_hex(far.CHALLENGE)
                 far.send(sock, {"op": "watch", "nonce": nonce})
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 sock.settimeout(None)
                 told = str(far.receive(sock).get("ended", ""))
-                return hmac.compare_digest(told, far.ended(of.secret, nonce))
+                return hmac.compare_digest(told.encode(), far.ended(of.secret, nonce).encode())
             finally:
                 with self._news:
                     self._sock = None

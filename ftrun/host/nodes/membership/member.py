@@ -194,20 +194,22 @@ class Member:
     def withdraws(self, record: Record, now: float) -> None:
         """Let a spare node take this one's place, whose machine is at its end; without one, end the run for every agent."""
         self._look(now)
-        table = self._follow_seats(self._table) if self._table is not None else None
-        at = table.index(self._me.id) if table is not None else None
-        if table is None or at is None or f"break.{table.round}" in self._view:
-            return  # the others go on without this node already
-        spare = self._spare_like(table.members[at], table)
-        if spare is None or self._carrier.serves or self._seats(table.round).lost >= self._terms.replacements:
-            self.end(record)
-            return
-        cause = f"{record['detail']}; {spare.host} takes its place"
-        about = {"kind": "lost", "node": at, "host": self._me.host, "cause": cause, "seat": asdict(spare)}
-        number = self._together.newest + 1 if self._together is not None else 1
-        while not self._carrier.create(f"stop.{table.round}.{number}", {"incident": number, **about}):
-            number += 1  # another incident began meanwhile
-        self._ring()
+        while self._table is not None and self._together is not None:
+            table = self._follow_seats(self._table)
+            at = table.index(self._me.id)
+            if at is None or f"break.{table.round}" in self._view:
+                return  # the others go on without this node already
+            spare = self._spare_like(table.members[at], table)
+            if spare is None or self._carrier.serves or self._seats(table.round).lost >= self._terms.replacements:
+                break
+            self._together.look(self._view)
+            cause = f"{record['detail']}; {spare.host} takes its place"
+            about = {"kind": "lost", "node": at, "host": self._me.host, "cause": cause, "seat": asdict(spare)}
+            if self._together.stops(self._together.newest + 1, about):
+                self._ring()
+                return
+            self._look(now)  # another incident began meanwhile, and may have given that spare node another place
+        self.end(record)
 
     def stops(self, number: int, incident: int, why: Record) -> None:
         """Begin an incident of round `number` for every agent, because a rank of this one is to be repaired."""
@@ -270,7 +272,7 @@ class Member:
         self._sights.look(self._view, now)
 
     def beat(self, now: float) -> bool:
-        """Write this agent's record if that is due. Return whether it was written."""
+        """Write this agent's record if that is due. Return whether it was written, and no other agent has this one's place."""
         eager = self._state == "joining" and now - self._joining_since < _EAGER
         pause = min(_EAGER_BEAT, self._terms.beat) if eager else self._terms.beat
         if self.over or not (self._dirty or self._answered or now - self._beaten >= pause):
@@ -282,7 +284,7 @@ class Member:
             self._ring()
         elif answered and self._table is not None:
             self._ring(self._table.members[:1])  # nobody else waits for answers, and with many nodes there are many
-        return True
+        return self._table is None or self._table.index(self._me.id) is not None
 
     def _put(self) -> None:
         self._beat += 1
@@ -546,9 +548,10 @@ class Member:
             self._ready, self._met_at = True, seats.store
             members = [member.id for member in table.members]
             self._together = Together(self._carrier, self._me.id, table.round, members, self._tell(table.round))
-            self._drains = Drains(self._carrier, self._me.id, table.round)
             seat = seats.of(self._me.id)
+            self._drains = Drains(self._carrier, self._me.id, table.round, {} if seat is None else self._view)
             about = {"me": self._me.id, "incident": seat.incident if seat else 0, "drained": seat is not None and seat.drained}
+            about["serves"] = self._carrier.serves
             self._on_news(News("ready", table.round, {**store, **about}, table))
 
     def _tell(self, number: int) -> Callable[[str, Record], None]:

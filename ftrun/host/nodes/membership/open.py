@@ -20,10 +20,10 @@ from ftrun.host.nodes.membership.terms import Me, MemberTerms
 C10D_PORT = 29400
 STATIC_PORT = 29500
 NO_NAME = "none"  # torchrun's run id when none is given
-_LOOK_FOLDER = 0.2  # seconds between two looks
-_LOOK_TCP = 0.1
-_LOOK_ETCD = 0.2
-_LOOK_KUBERNETES = 1.0  # its API server serves the whole cluster
+# seconds between two looks; Kubernetes' API server serves the whole cluster
+_PAUSES = {"file": 0.2, "static": 0.1, "c10d": 0.1, "etcd": 0.2, "kubernetes": 1.0}
+_LOOKS = 5  # the fewest looks within `keep_alive`
+_DAY = 86400.0
 _SECONDS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive", "beat")
 # settings of torchrun's stores that have no meaning here, so that existing command lines work
 _IGNORED = ("read_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
@@ -46,6 +46,12 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
     if not 1 <= nodes.least <= nodes.most:
         raise UsageError(f"--nnodes {nodes.least}:{nodes.most}: the smaller number comes first, and 1 is the smallest")
     static = nodes.backend == "static"
+    alive = times.get("keep_alive", MemberTerms.keep_alive)
+    least = _LOOKS * _PAUSES.get(nodes.backend, 0.0)
+    if not least <= alive <= _DAY:
+        raise UsageError(
+            f"rendezvous setting keep_alive must be from {least:g} to {_DAY:g} seconds with --rdzv-backend {nodes.backend}, not {alive:g}"
+        )
     if static and nodes.least != nodes.most:
         raise UsageError(
             f"--nnodes {nodes.least}:{nodes.most} needs --rdzv-backend c10d, file, etcd or kubernetes: node ranks are fixed with static"
@@ -143,10 +149,10 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
         return Me(who, host, nodes.local_addr or addr, nproc, (nodes.rank or 0) if terms.by_rank else nodes.rank)
 
     if nodes.backend == "file":
-        return _folder_opener(nodes, run_id, terms, me), _LOOK_FOLDER
+        return _folder_opener(nodes, run_id, terms, me), _PAUSES[nodes.backend]
     if nodes.backend in ("etcd", "kubernetes"):
         find = _finder(nodes, run_id, terms)
-        return _opener_of(find, terms, me), _LOOK_ETCD if nodes.backend == "etcd" else _LOOK_KUBERNETES
+        return _opener_of(find, terms, me), _PAUSES[nodes.backend]
     server, port, serve = _server_of(nodes)
 
     def open_tcp(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
@@ -162,7 +168,7 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
         )
         return None if found is None else (found, me(found.local_addr))
 
-    return open_tcp, _LOOK_TCP
+    return open_tcp, _PAUSES[nodes.backend]
 
 
 def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:

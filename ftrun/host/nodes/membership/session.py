@@ -28,9 +28,9 @@ _PARTING = 8.0  # seconds that `close` waits for the thread
 Opener = Callable[[Callable[[], bool], Callable[[str], None]], tuple[Carrier, Me] | None]
 
 
-def until_next_look(pause: float, peers: int, repairing: bool) -> float:
+def until_next_look(pause: float, peers: int, repairing: bool, keep_alive: float) -> float:
     """Return how many seconds an agent waits that nobody rings: the longer, the more agents look at the same records."""
-    usual = pause + _EACH_PEER * peers
+    usual = min(pause + _EACH_PEER * peers, keep_alive / 4)
     return max(_IN_REPAIR, usual / 10) if repairing else usual
 
 
@@ -54,6 +54,8 @@ class Session:
         self._on_news = on_news
         self._on_beat = on_beat
         self._orders: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # around
+        self._shown: dict[str, Record] = {}  # what is to be shown from the next beat on
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ftrun-nodes", daemon=True)
 
@@ -90,7 +92,9 @@ class Session:
         self._orders.put(("serves", (port,)))
 
     def shows(self, subject: str, facts: Record) -> None:
-        self._orders.put(("shows", (subject, facts)))
+        """Show the others something, with the next beat: nobody waits for it."""
+        with self._lock:
+            self._shown[subject] = facts
 
     def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
         self._orders.put(("restored", (number, incident, missed, made)))
@@ -153,6 +157,10 @@ class Session:
                         return
                     order = self._next_order(0.0)
                 member.tick(time.monotonic())
+                with self._lock:
+                    for subject, facts in self._shown.items():
+                        member.shows(subject, facts)
+                    self._shown.clear()
                 begun = lease.now()
                 if member.beat(time.monotonic()):
                     self._on_beat(begun)
@@ -168,7 +176,7 @@ class Session:
                 member.leave()
                 return
             if order is None:
-                order = self._next_order(until_next_look(self._pause, member.peers, member.repairing))
+                order = self._next_order(until_next_look(self._pause, member.peers, member.repairing, self._terms.keep_alive))
             else:
                 time.sleep(self._pause)
 

@@ -1,6 +1,7 @@
 """Tells from records that change, or do not, which of the other agents live. Pure: the time comes with each look.
 
 An agent is alive while its record changes: never is its clock compared with ours. It is gone at once if its record or its guardian says so.
+Of an agent that has ranks a connection that closed is no such word: they end within `keep_alive`, or its guardian has ended them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import Record
-
 
 _UNSEEN = 0.25  # the most of `keep_alive` that the time between two looks counts as silence of the others
 
@@ -68,7 +68,9 @@ class Sights:
         if who == self._me:
             return False
         record, sight = self._record(who), self._seen.get(who)
-        if record.get("gone") or record.get("state") == "left" or who in self._ended:
+        if record.get("state") == "left" or who in self._ended:
+            return True
+        if record.get("gone") and record.get("state") == "joining":  # the ranks of a member may live on behind a broken connection
             return True
         if sight is None:  # its record was removed before we came
             return not record

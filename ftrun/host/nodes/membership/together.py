@@ -59,9 +59,9 @@ class Together:
         """Return what this agent's record says of incidents."""
         return self._own
 
-    def stops(self, incident: int, why: Record) -> None:
-        """Begin an incident, unless another node has."""
-        self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
+    def stops(self, incident: int, why: Record) -> bool:
+        """Begin an incident, unless another node has: then return False."""
+        return self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
 
     def stopped(self, incident: int, last: int, replaced: Sequence[int] = ()) -> None:
         """Answer that no rank of this node moves any more, that its word opened gate `last`, and which ranks (of the world) are lost."""
