@@ -123,8 +123,8 @@ def test_rarer_comparisons_promise_less_on_every_node(folder: Path) -> None:
     begun = over_nodes.begin(folder, STEPS, faults, options=("--check-every", "4"))
     outcomes = over_nodes.end(begun)
     assert corrupt_ones(outcomes) == [[], [3]]
-    for outcome in outcomes:
-        why = r"uninterrupted run: no \(seen at step 8: a rank's weights were corrupt"
+    for outcome in outcomes:  # only node 1 knows where it was seen
+        why = r"uninterrupted run: no \((seen at step 8: )?a rank's weights were corrupt"
         assert re.search(why, outcome.output), outcome.tail()
 
 

@@ -99,8 +99,6 @@ class ReplicaCheck(StepObserver):
 
     def _mark(self, corrupt: frozenset[int]) -> None:
         """Show the launcher which ranks of this node are corrupt."""
-        if self._every != 1:
-            self._context.note_inexact(Inexact.WAS_CORRUPT)  # a replacement on another node notes it only there
         for cell in self._context.cells():
             if cell.rank in corrupt:
                 cell[F.CORRUPT] = 1
