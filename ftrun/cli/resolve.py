@@ -130,8 +130,6 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     if os.path.exists(values["log-dir"]) and not os.path.isdir(values["log-dir"]):
         raise UsageError(f"--log-dir {values['log-dir']} is a file; name a folder (it is made if it is missing)")
     nodes = _nodes(values)
-    if values["snapshot-every"] and nodes.most > 1:
-        raise UsageError("--snapshot-every works in a run on one node: with several no node has the parts of the others")
     debug_rank = values["debug-rank"]
     if debug_rank is not None:
         _check_debugging(debug_rank, values["nproc-per-node"], nodes.most)

@@ -388,11 +388,12 @@ class Seated(Event):
 
 @dataclass(frozen=True)
 class WorldDecided(Event):
-    """Every node has stopped for `generation`, and all go on with gate number `resume`."""
+    """Every node has stopped for `generation`, and all go on with gate number `resume`; `rollback`: from the host snapshot of it."""
 
     t: float
     generation: int
     resume: int
+    rollback: bool = False
 
 
 @dataclass(frozen=True)
@@ -483,12 +484,15 @@ class Publish(Action):
 class TellStopped(Action):
     """Tell the other nodes that each living rank of this one has stopped or finished its update: the answer is WorldDecided.
 
-    `last`: the last gate that this node's word opened; `replaced`: its ranks that get another worker.
+    `last`: the last gate that this node's word opened; `replaced`: its ranks that get another worker. `cells`: the incarnations that have
+    the host snapshots of its ranks (NOWHERE: another node), () = its ranks cannot go back to one; `back`: one of them needs to.
     """
 
     generation: int
     last: int
     replaced: tuple[int, ...] = ()
+    cells: tuple[int, ...] = ()
+    back: bool = False
 
 
 @dataclass(frozen=True)

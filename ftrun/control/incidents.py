@@ -159,8 +159,18 @@ def _tell_stopped(state: State) -> Result:
     moving = [w for w in state.survivors() if w.dying or w.answered < WorkerStage.STOPPED]
     if state.last is None or state.reported or moving:
         return state, ()
-    told = events.TellStopped(state.generation, state.last, state.replaced)
+    whose = () if _some_left(state) else tuple(c for c in map(_first_of, state.lost, state.holder) if c is not None)
+    told = events.TellStopped(state.generation, state.last, state.replaced, whose, state.rollback >= 0)
     return replace(state, reported=WorkerStage.STOPPED), (told,)
+
+
+def _some_left(state: State) -> bool:
+    """Has a rank left the loop? It cannot go back into it."""
+    return any(w.loop_done or w.finished for w in state.workers)
+
+
+def _first_of(dead: int | None, living: int | None) -> int | None:
+    return living if dead is None else dead
 
 
 def world_stops(config: Config, state: State, event: events.WorldStops) -> Result:
@@ -192,10 +202,10 @@ def seated(config: Config, state: State, event: events.Seated) -> Result:
 
 
 def world_decided(config: Config, state: State, event: events.WorldDecided) -> Result:
-    """Take over the step that all nodes go on with."""
+    """Take over the step that all nodes go on with, or go back to."""
     if event.generation != state.generation or not state.reported:
         return state, ()
-    state, orders = _meet(config, replace(state, resume=event.resume))
+    state, orders = _meet(config, replace(state, resume=event.resume, rollback=event.resume if event.rollback else -1))
     return state, (events.DecideGate(event.generation, event.resume), *orders)
 
 
@@ -349,8 +359,7 @@ def unrestorable(config: Config, state: State, event: events.Unrestorable) -> Re
     if state.rollback >= 0 and event.generation < state.generation:
         return state, ()  # it gave up in the world before: now it gets the snapshot
     said = Say("unrestorable", worker.cell, worker.rank, event.why)
-    left = any(w.loop_done or w.finished for w in state.workers)  # whoever left the loop cannot go back into it
-    if event.snapshot >= 0 and state.rollback < 0 and not left:
+    if event.snapshot >= 0 and state.rollback < 0 and not _some_left(state):
         state, orders = stop(config, replace(state, rollback=event.snapshot))
         return state, (replace(said, what="rolling_back"), *orders)
     code = EXIT_REQUEUE if event.requeue else EXIT_FAILED

@@ -21,6 +21,7 @@ from tests.host.nodes.share import Share, needs_fuse
 
 STEPS = ("--steps", "12")
 OFTEN = ("--check-every", "1")
+EVERY_2 = ("--snapshot-every", "2")
 Stock = Callable[..., Outcome]
 
 
@@ -160,7 +161,64 @@ def test_a_shard_that_nobody_has_any_more_is_worth_another_try_on_every_node(fol
     begun = over_nodes.begin(folder, ("--steps", "8", "--layout", "fsdp"), [kill(1, "update", 4)], script=sharding.SCRIPT)
     outcomes = over_nodes.end(begun, ranks=0, timeout=sharding.SLOW)
     assert [outcome.code for outcome in outcomes] == [75, 75], outcomes[0].tail()
-    assert "its shard of " in outcomes[1].output and "--snapshot-every" not in outcomes[1].output, outcomes[1].tail()
+    assert "its shard of " in outcomes[1].output and "take host snapshots (--snapshot-every)" in outcomes[1].output, outcomes[1].tail()
+
+
+def rolled_back(outcomes: list[Outcome]) -> list[list[int]]:
+    """The steps to which each node's ranks went back to a host snapshot."""
+    return [[publish["resume"] for publish in one.actions("Publish") if publish["rollback"]] for one in outcomes]
+
+
+def test_a_shard_that_nobody_has_any_more_sends_all_nodes_back_to_the_host_snapshot(folder: Path, sharded_stock: Stock) -> None:
+    told = ("--steps", "8", "--layout", "fsdp")
+    begun = over_nodes.begin(folder, told, [kill(1, "update", 5)], nodes=(1, 1), script=sharding.SCRIPT, options=EVERY_2)
+    outcomes = over_nodes.end(begun, ranks=2, timeout=sharding.SLOW)
+    all_exact(outcomes, sharded_stock(*told, ranks=2), struck=[1])
+    assert rolled_back(outcomes) == [[4], [4]], outcomes[1].tail()
+    assert "2 steps done again from the host snapshot of step 4" in outcomes[1].output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        [kill(2, "update", 5)],
+        [kill(1, "update", 5), kill(2, "update", 5)],
+        [kill(1, "update", 5), kill(2, "update", 7), kill(1, "update", 7)],
+        [kill(1, "update", 5), kill(2, "reset", 3)],
+        [kill(1, "update", 5), kill(0, "restore", 3), kill(3, "restore", 3)],
+        [kill(1, "update", 5), kill(1, "restore", 4)],
+    ],
+    ids=["one", "two at once", "twice", "another node's in the rollback", "both nodes' at its end", "a replacement"],
+)
+def test_going_back_together(strikes: list[str], folder: Path, sharded_stock: Stock) -> None:
+    """Deaths in the rollback: whoever had gone back goes back again."""
+    told = ("--steps", "8", "--layout", "fsdp")
+    begun = over_nodes.begin(folder, told, strikes, script=sharding.SCRIPT, options=EVERY_2)
+    outcomes = over_nodes.end(begun, timeout=sharding.SLOW)
+    all_exact(outcomes, sharded_stock(*told))
+    assert sum(len(one.notes("fault")) for one in outcomes) == len(strikes), outcomes[0].tail()
+    assert all(back and set(back) <= {4, 6} for back in rolled_back(outcomes)), rolled_back(outcomes)
+
+
+@pytest.mark.slow
+def test_every_replica_dies_in_its_update_on_every_node(folder: Path, stock: Stock) -> None:
+    """Each node has the whole state among its own ranks."""
+    begun = over_nodes.begin(folder, STEPS, [kill(rank, "update", 7) for rank in range(4)], options=EVERY_2)
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes, stock(*STEPS), struck=[0, 1])
+    assert all(back and set(back) == {6} for back in rolled_back(outcomes)), rolled_back(outcomes)
+
+
+@pytest.mark.slow
+def test_nodes_without_a_snapshot_in_common_end_as_without_snapshots(folder: Path) -> None:
+    """Node 0 takes none."""
+    told = ("--steps", "8", "--layout", "fsdp")
+    options = ("--snapshot-every", "{node}")
+    begun = over_nodes.begin(folder, told, [kill(1, "update", 5)], nodes=(1, 1), script=sharding.SCRIPT, options=options)
+    outcomes = over_nodes.end(begun, ranks=0, timeout=sharding.SLOW)
+    assert [outcome.code for outcome in outcomes] == [75, 75], outcomes[0].tail()
+    assert all("the nodes have no host snapshot of one step in common" in outcome.output for outcome in outcomes), outcomes[0].tail()
 
 
 @pytest.mark.slow

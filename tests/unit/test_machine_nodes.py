@@ -21,11 +21,16 @@ def stopped_by_another(run: Driver) -> tuple[ev.Action, ...]:
     return run.answer("stopped")
 
 
+def told(generation: int, last: int, replaced: tuple[int, ...] = (), cells: tuple[int, ...] = (0, 1)) -> ev.TellStopped:
+    """What a node tells; `cells`: whose host snapshots are those of its ranks."""
+    return ev.TellStopped(generation, last, replaced, cells)
+
+
 def test_the_node_of_a_dead_rank_tells_when_the_others_of_it_have_stopped() -> None:
     run = node()
     assert "CloseGate" in kinds(run.kill(run.holder(0)))
     assert run.close(4) == (), "rank 1 may still be in its update"
-    assert run.answer("stopped", (1,)) == (ev.TellStopped(2, 4, (0,)),)
+    assert run.answer("stopped", (1,)) == (told(2, 4, (0,)),)
     assert run.at(RunPhase.STOPPING), "where to go on is not this node's decision"
     assert run.close(4) == () and run.answer("stopped", (1,)) == (), "it tells once"
 
@@ -36,7 +41,7 @@ def test_a_rank_that_is_about_to_end_is_waited_for() -> None:
     run.send(ev.Dying(0.0, worker))
     run.close(4)
     assert run.answer("stopped", (1,)) == ()
-    assert ev.TellStopped(2, 4, (0,)) in run.kill(worker)
+    assert told(2, 4, (0,)) in run.kill(worker)
 
 
 def test_all_go_on_where_the_furthest_node_was() -> None:
@@ -70,7 +75,7 @@ def test_a_node_stops_with_another_one() -> None:
     orders = run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
     assert says(orders) == ["peer_stops"] and ev.CloseGate(2) in orders
     run.close(4)
-    assert run.answer("stopped") == (ev.TellStopped(2, 4),)
+    assert run.answer("stopped") == (told(2, 4),)
     assert only(run.send(ev.WorldDecided(0.0, 2, 5)), ev.Publish).replaced == ()
 
 
@@ -79,7 +84,7 @@ def test_a_spare_node_takes_a_place() -> None:
     run = Driver(2, 1, shared=True)
     orders = run.send(ev.Seated(0.0, 3))
     assert kinds(orders) == ["Say", "ResetGate", "CloseGate", "Deadline"]
-    assert run.close(-1) == (ev.TellStopped(1, -1, (0, 1)),), "nobody here moves"
+    assert run.close(-1) == (told(1, -1, (0, 1), (NOWHERE, NOWHERE)),), "nobody here moves"
     orders = run.send(ev.WorldDecided(0.0, 1, 5))
     publish = only(orders, ev.Publish)
     assert (publish.resume, publish.replaced, publish.lost) == (5, (0, 1), (NOWHERE, NOWHERE)) and not publish.fresh
@@ -177,8 +182,8 @@ def test_a_second_death_in_the_repair_begins_the_next_one(stage: str | None) -> 
     if stage:
         run.answer(stage)
     assert ev.CloseGate(3) in run.kill(run.holder(1))
-    told = run.close(4) if stage is None else (*run.close(4), *run.answer("stopped", (0,)))
-    assert told == (ev.TellStopped(3, 4, (0, 1) if stage is None else (1,)),)
+    orders = run.close(4) if stage is None else (*run.close(4), *run.answer("stopped", (0,)))
+    assert orders == (told(3, 4, (0, 1)) if stage is None else told(3, 4, (1,), (run.holder(0), 1)),)
 
 
 @pytest.mark.parametrize("stage", ["ready", "reset", "restored"])
@@ -210,7 +215,7 @@ def test_a_death_after_the_decision_was_asked_for_begins_the_next_one() -> None:
     assert run.send(ev.WorldDecided(0.0, 2, 5)) == (ev.DecideGate(2, 5),), "its exit code says what to do"
     assert ev.CloseGate(3) in run.kill(worker)
     run.close(4)
-    assert run.answer("stopped", (0,)) == (ev.TellStopped(3, 4, (1,)),)
+    assert run.answer("stopped", (0,)) == (told(3, 4, (1,)),)
 
 
 def test_a_doubt_that_comes_while_the_others_still_restore_ends_a_run_that_must_be_exact() -> None:
@@ -221,3 +226,52 @@ def test_a_doubt_that_comes_while_the_others_still_restore_ends_a_run_that_must_
     run.send(ev.WorldDecided(0.0, 2, 5))
     run.answer("restored")
     assert says(run.send(ev.Doubted(0.0, run.holder(1), "1 not kept"))) == ["inexact"]
+
+
+def refused(snapshot: int) -> Driver:
+    """A replacement of this node's rank 0 finds no source for its state, and its node has a host snapshot of gate number `snapshot`."""
+    run = node()
+    run.kill(run.holder(0))
+    run.close(4)
+    run.answer("stopped", (1,))
+    run.send(ev.WorldDecided(0.0, 2, 5))
+    run.send(ev.Unrestorable(0.0, run.holder(0), 2, "its shard is no other rank's", snapshot, requeue=True))
+    return run
+
+
+def test_a_rank_that_cannot_be_restored_asks_all_nodes_to_go_back() -> None:
+    run = refused(snapshot=4)
+    assert run.at(RunPhase.STOPPING) and run.state.generation == 3
+    run.close(4)
+    assert run.answer("stopped", (1,)) == (ev.TellStopped(3, 4, (0,), (0, 1), back=True),), "the dead worker's cell shows its snapshots"
+    orders = run.send(ev.WorldDecided(0.0, 3, 2, rollback=True))
+    assert orders[0] == ev.DecideGate(3, 2), "ranks that wait at their gate leave it"
+    publish = only(orders, ev.Publish)
+    assert (publish.resume, publish.rollback, publish.replaced) == (2, True, (0,)), "the nodes have no newer one in common"
+
+
+def test_without_a_host_snapshot_a_rank_that_cannot_be_restored_ends_the_world() -> None:
+    run = refused(snapshot=-1)
+    assert run.at(RunPhase.RESTARTING)
+
+
+def test_a_node_goes_back_with_the_others_and_again_if_they_are_stopped_meanwhile() -> None:
+    run = node()
+    stopped_by_another(run)
+    assert only(run.send(ev.WorldDecided(0.0, 2, 2, rollback=True)), ev.Publish).rollback
+    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed", 2))
+    run.close(1)
+    assert run.answer("stopped") == (ev.TellStopped(3, 1, (), (0, 1), back=True),), "a rank of it may have loaded half of the snapshot"
+    assert only(run.send(ev.WorldDecided(0.0, 3, 2, rollback=True)), ev.Publish).rollback
+    run.answer("restored")
+    run.send(ev.WorldRestored(0.0, 3))
+    run.answer("resumed")
+    assert run.at(RunPhase.RUNNING) and run.state.rollback == -1
+
+
+def test_a_node_whose_rank_has_left_the_loop_has_nothing_to_go_back_to() -> None:
+    run = node()
+    run.send(ev.LoopDone(0.0, run.holder(1), True))
+    run.send(ev.WorldStops(0.0, "rank 5 on node 2 failed"))
+    run.close(4)
+    assert run.answer("stopped") == (told(2, 4, (), ()),)

@@ -12,6 +12,7 @@ import ctypes
 import enum
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from ftrun import native
@@ -58,6 +59,7 @@ class Head:
     LEASE = 21  # launcher of one of several nodes: ns, see ftrun.core.shared.lease; 0 = it has none
     RENEWED = 22  # launcher of one of several nodes: CLOCK_BOOTTIME ns when it began the last beat that succeeded
     FENCED = 23  # fd store: how often it ended ranks because the lease was over
+    SNAPSHOT = 24  # first rank, of several nodes: gate number + 1 of the newest host snapshot of all ranks at the last gate, 0 = none
     RUN_TEXT = 64  # launcher: two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and the time of its opening (ns)
 
@@ -530,3 +532,9 @@ def inputs_of(word: int) -> tuple[int, int]:
 def sum_of(word: int) -> tuple[int, bool]:
     """Invert `sum_word`; gate -1 = no sum was taken."""
     return (word >> 1) - 1, bool(word & 1)
+
+
+def snapshots_of(cells: Iterable[Cell]) -> set[int]:
+    """Return the gate numbers of which each of these workers shows a host snapshot."""
+    each = [{shown - 1 for shown in (cell[F.FIRST_HALF], cell[F.FIRST_HALF + 1]) if shown} for cell in cells]
+    return set.intersection(*each) if each else set()

@@ -13,15 +13,16 @@ import secrets
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ftrun.control import events as ev
+from ftrun.control.states import NOWHERE
 from ftrun.core import paths
 from ftrun.core.amounts import count
 from ftrun.core.errors import EXIT_FAILED, EXIT_OK, EXIT_REQUEUE, EXIT_SIGNAL
 from ftrun.core.shared import lease
-from ftrun.core.shared.board import Head
+from ftrun.core.shared.board import Head, snapshots_of
 from ftrun.core.shared.world import AllNodes
 from ftrun.core.system import files
 from ftrun.host.base.context import LaunchContext
@@ -82,6 +83,9 @@ class SoleNode:
         return local
 
     def attempt(self, own: int) -> int:
+        return own
+
+    def went_back(self, own: int) -> int:
         return own
 
     def same_port(self, port: int) -> int:
@@ -209,6 +213,10 @@ class Peers:
         """Return the restarts that the run has spent; `own` are those that this node's machine counted."""
         return self.place.restarts
 
+    def went_back(self, own: int) -> int:
+        """Return a number of the last return to a host snapshot, the same on every node; `own` is the one that this node counted."""
+        return int(self._decision.get("went_back", 0))
+
     def same_port(self, port: int) -> int:
         """Return the port of the next store, after one on `port` died: any, since the nodes meet anew and learn it."""
         return self.store_port
@@ -251,12 +259,17 @@ class Peers:
                 self._closes(event, action, rank)
             elif isinstance(action, ev.TellStopped) and action.generation == self._stopped:
                 replaced = [self.global_rank(local) for local in action.replaced]
-                self._session.stopped(self.place.round, self._incident, action.last, replaced)
+                kept = self._snapshots(action.cells)
+                self._session.stopped(self.place.round, self._incident, action.last, replaced, kept, action.back)
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
                 self._part(action, self._last_words(action, actions))
         if isinstance(event, ev.ServiceDied) and event.service == "store":
             self._failure = {"kind": "store", "cause": "the store of its workers died", **self._where()}
+
+    def _snapshots(self, cells: Sequence[int]) -> list[int]:
+        """Return the gate numbers of which each of these incarnations has a host snapshot."""
+        return [] if NOWHERE in cells else sorted(snapshots_of(map(self._board.cell, cells)))
 
     def _part(self, end: ev.End, words: Record) -> None:
         """End the run for all; or, if only this machine is at its end, keep its place for a spare node until its workers have ended."""
@@ -277,7 +290,7 @@ class Peers:
             return
         self._incident += 1
         world_rank = None if rank is None else self.global_rank(rank)
-        said = next((str(text) for name in ("cause", "signature", "evidence") if (text := getattr(event, name, ""))), "")
+        said = next((str(text) for name in ("cause", "signature", "evidence", "why") if (text := getattr(event, name, ""))), "")
         cause = said or ("died" if rank is not None else "it stops for a repair")
         about = {"kind": "failed", "rank": world_rank, "local_rank": rank, "cause": cause, "weight": _weight_of(event)}
         self._session.stops(self.place.round, self._incident, {**about, **self._where()})
@@ -487,7 +500,8 @@ class Peers:
         if (news.round, news.record["incident"]) == (self.place.round, self._incident):
             self._decision = news.record
             self._listener.note("world-decided", **news.record)
-            self._listener.on_event(ev.WorldDecided(time.monotonic(), self._stopped, int(news.record["resume"])))
+            resume, rollback = int(news.record["resume"]), bool(news.record["rollback"])
+            self._listener.on_event(ev.WorldDecided(time.monotonic(), self._stopped, resume, rollback))
 
     def _restored(self, news: News) -> None:
         assert news.record is not None

@@ -41,7 +41,7 @@ class Specs:
             "launcher_pid": os.getpid(),
             "orphan_grace": _ORPHAN_GRACE,
             "stop_timeout": settings.stop_timeout,
-            "snapshot_every": 0 if place is not None else settings.snapshot_every,  # no rank has the parts of other nodes
+            "snapshot_every": settings.snapshot_every,
             "nonfinite": settings.nonfinite,
             "check_every": settings.check_every,
             "one_console": not (output.redirects or output.tee or output.filter),

@@ -176,7 +176,7 @@ class Worlds:
             group_rank=place.node if place else 0,
             rollback=action.rollback,
             devices=action.devices,
-            stamp=f"{self._nodes.stamp}-{attempt}-{self._went_back}",
+            stamp=f"{self._nodes.stamp}-{attempt}-{self._nodes.went_back(self._went_back)}",
             span=self._nodes.span(),
         )
         if action.fresh and action.attempt:
@@ -196,6 +196,7 @@ class Worlds:
         """Forget what workers of an earlier world left here."""
         self._services.fd_store.send({"op": "drop"})
         self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = self._board[Head.MISSED] = 0
+        self._board[Head.SNAPSHOT] = 0
 
     def _keep_reserve(self) -> None:
         if not self._reserve.keep():

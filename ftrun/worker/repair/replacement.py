@@ -496,10 +496,11 @@ def restore(kit: Kit) -> None:
 
 
 def _snapshot_for(context: Context) -> tuple[int, str]:
-    """Return the newest host snapshot that everyone can go back to, or NONE and why ("" if it takes none, or goes back already)."""
+    """Return the newest host snapshot that everyone on this node can go back to, or NONE and why ("": it takes none, or goes back already).
+
+    Of several nodes the leader knows which one all of them have.
+    """
     world = context.world
-    if world is not None and world.span is not None:
-        return NONE, "of several nodes nobody takes host snapshots"
     going_back = world is not None and world.rollback
     return (NONE, "") if going_back or context.snapshot_every <= 0 else newest_common(context)
 

@@ -113,7 +113,7 @@ def _parts(context: Context, store: Store, record: Record, arena: Arena) -> list
     assert world is not None
 
     def facts(size: int) -> Facts:
-        return Facts(world.size, 1, size, -1, world.generation, record.step, record.layout)
+        return Facts(len(world.places), 1, size, -1, world.generation, record.step, record.layout)
 
     parts = []
     begin, size = arena.shape_committed(record.zone), record.committed

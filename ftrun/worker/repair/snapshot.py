@@ -1,9 +1,12 @@
 """The host snapshot keeps what a rank needs to go back to an earlier step, in memory that the fd store holds.
 
 Every rank keeps its 1/n share of the committed zone (replicas are equal, so the shares of all make the whole) and its own parts:
-buffers, parameters that are not replicated, manifest, and END slot. Of a sharded model, all parts are a rank's own.
+buffers, parameters that are not replicated, manifest, and END slot. Of a sharded model, all parts are a rank's own. n counts the ranks of
+its node: each node can go back by itself, and only to which step is decided by all of them.
 The segment has two halves; each is sealed with its step, which the board shows. A rank never overwrites the newest step that all ranks
-have, so they always have one in common, even if a rank dies or runs out of room. A replacement goes on in its predecessor's segment.
+have, so they always have one in common, even if a rank dies or runs out of room. Of other nodes' ranks that is known as of the last gate,
+which is enough: whoever takes a snapshot has passed a gate at which everybody had taken the one before, or missed it. A replacement goes
+on in its predecessor's segment.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import hashlib
 import sys
 
 from ftrun.core.errors import DeviceError, PlatformError
-from ftrun.core.shared.board import F
+from ftrun.core.shared.board import F, Head, snapshots_of
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
 from ftrun.worker.link.run_link import Context
@@ -98,8 +101,10 @@ class Snapshots:
 
     def _common(self) -> int:
         """Return the newest step of which every rank shows a snapshot; -1 = none."""
-        steps = [{cell[F.FIRST_HALF + half] - 1 for half in HALVES} - {_NO_STEP} for cell in self._context.cells()]
-        return max(set.intersection(*steps), default=_NO_STEP)
+        context = self._context
+        if context.world is not None and context.world.span is not None:
+            return context.board[Head.SNAPSHOT] - 1
+        return max(snapshots_of(context.cells()), default=_NO_STEP)
 
     def adopt(self) -> None:
         """Go on in the predecessor's segment, if the run takes snapshots and there is one."""
@@ -168,7 +173,7 @@ def _is_shared(state: ProtectedState, world_size: int) -> bool:
 
 
 def newest_common(context: Context) -> tuple[int, str]:
-    """Return the newest step of which all ranks have snapshots that fit each other, or -1 and why; does not check their contents."""
+    """Return the newest step of which all ranks of this node have snapshots that fit each other, or -1 and why; does not check contents."""
     world = context.world
     assert world is not None
     stores = {place.rank: attach(context, place.rank) for place in world.places}
@@ -200,9 +205,9 @@ def attach(context: Context, rank: int) -> Store | None:
 
 
 def _share(context: Context, begin: int, size: int) -> tuple[int, int]:
-    """Return (offset, size) of this rank's share of [begin, begin + size)."""
+    """Return (offset, size) of this rank's share of [begin, begin + size), among the ranks of its node."""
     world = context.world
     assert world is not None
     me = next(i for i, p in enumerate(world.places) if p.cell == context.cell.index)
-    offset, share = Facts(world.size, 1, size).share(me)
+    offset, share = Facts(len(world.places), 1, size).share(me)
     return begin + offset, share

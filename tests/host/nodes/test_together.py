@@ -31,8 +31,8 @@ class Node:
         self.together.look(self.memory.view())
         return [(kind, record["resume"] if kind == "decided" else record["incident"]) for kind, record in self.heard]
 
-    def answer(self, incident: int, last: int) -> None:
-        self.together.stopped(incident, last)
+    def answer(self, incident: int, last: int, kept: tuple[int, ...] = (), back: bool = False) -> None:
+        self.together.stopped(incident, last, (), kept, back)
         self.put()
 
     def restored(self, incident: int) -> None:
@@ -55,7 +55,8 @@ def test_the_furthest_gate_decides_and_every_answer_is_needed() -> None:
     nodes[2].answer(1, 4)
     assert nodes[1].look() == [], "only the first node decides"
     nodes[0].look()
-    assert memory.records["go.0.1"] == {"incident": 1, "resume": 6, "replaced": [], "memories": [0, 0, 0]}
+    decision = {"incident": 1, "resume": 6, "replaced": [], "memories": [0, 0, 0], "rollback": False, "went_back": 0}
+    assert memory.records["go.0.1"] == decision
     assert [node.look() for node in nodes] == [[("decided", 6)]] * 3
     for node in nodes[:2]:
         node.restored(1)
@@ -96,6 +97,38 @@ def test_answers_of_another_round_count_for_nothing() -> None:
     nodes[0].together.stops(1, {})
     nodes[0].look()
     assert [name for name in memory.records if name.startswith("go")] == []
+
+
+def test_all_go_back_to_the_newest_host_snapshot_that_every_node_has() -> None:
+    """One node's rank needs one; the number of that incident is the world's until the next that goes back."""
+    memory, nodes = three()
+    nodes[1].together.stops(1, {"cause": "no source"})
+    nodes[0].look()
+    for node, kept, back in zip(nodes, [(4, 6), (2, 4), (2, 4)], [False, True, False], strict=True):
+        node.answer(1, 7, kept, back)
+    nodes[0].look()
+    assert [node.look()[-1] for node in nodes[1:]] == [("decided", 4)] * 2
+    assert memory.records["go.0.1"]["rollback"] and memory.records["go.0.1"]["went_back"] == 1
+    nodes[2].together.stops(2, {"cause": "died"})
+    nodes[0].look()
+    for node in nodes:
+        node.answer(2, 5, (4,))
+    nodes[0].look()
+    assert [memory.records["go.0.2"][name] for name in ("resume", "rollback", "went_back")] == [6, False, 1]
+
+
+def test_without_a_host_snapshot_in_common_the_round_is_over_with_the_code_of_lost_state() -> None:
+    memory, nodes = three()
+    stop = {"cause": "no source", "node": 1, "host": "b", "rank": 2, "local_rank": 0, "kind": "failed"}
+    nodes[1].together.stops(1, stop)
+    nodes[0].look()
+    for node, kept in zip(nodes, [(4, 6), (2, 4), ()], strict=True):
+        node.answer(1, 7, kept, node is nodes[1])
+    nodes[0].look()
+    assert "go.0.1" not in memory.records
+    reason = memory.records["break.0"]
+    assert reason["cause"] == "no source; the nodes have no host snapshot of one step in common"
+    assert [reason[name] for name in ("kind", "code", "node", "rank")] == ["failed", 75, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ftrun.core.errors import UsageError
-from ftrun.core.shared.board import Board, Busy, F, sum_word
+from ftrun.core.shared.board import Board, Busy, F, Head, sum_word
 from ftrun.core.shared.replicas import SumRow, name_of
 from ftrun.core.shared.world import AllNodes, Place, World
 from ftrun.worker.link.observer import Observers, StepObserver
@@ -42,10 +42,10 @@ def context(tmp_path: Path) -> Context:
     return here
 
 
-def at(monkeypatch: pytest.MonkeyPatch, number: int, kind: int = STEP, some: int = 0) -> None:
-    """The other node stands at this gate."""
+def at(monkeypatch: pytest.MonkeyPatch, number: int, kind: int = STEP, some: int = 0, kept: int = -1) -> None:
+    """The other node stands at this gate, and its ranks have a host snapshot of gate number `kept`."""
     place = number << across._KIND_BITS | kind
-    theirs = [place, -place, some]
+    theirs = [place, -place, some, 0, -kept]
     monkeypatch.setattr(across.among_nodes, "greatest", lambda _, mine: list(map(max, mine, theirs)))
 
 
@@ -93,3 +93,16 @@ def test_checksums_of_all_ranks_by_their_ranks(context: Context, monkeypatch: py
     assert hears.rows == [SumRow(0, replicas, 2**64 - 1, 5, trusted=True), SumRow(2, replicas, 3, 5, trusted=False)]
     hears.answer = False
     assert not across.all_here(context, NODES, observers, 7), "a rank is corrupt: the gate stays shut"
+
+
+@pytest.mark.parametrize(("here", "there", "common"), [((4, 6), 4, 4), ((4, 4), 6, 4), ((6, 6), 6, 6), ((6, 6), -1, -1)])
+def test_the_host_snapshot_that_every_rank_of_every_node_has_is_known(
+    here: tuple[int, int], there: int, common: int, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 and rank 1 have the one before, too: nobody may overwrite it while a rank has no newer one."""
+    context.snapshot_every = 2
+    for cell, step in zip(context.cells(), here, strict=True):
+        cell[F.FIRST_HALF], cell[F.FIRST_HALF + 1] = step + 1, 4 + 1
+    at(monkeypatch, 7, kept=there)
+    assert across.all_here(context, NODES, Observers(), 7)
+    assert context.board[Head.SNAPSHOT] - 1 == common

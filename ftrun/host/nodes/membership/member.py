@@ -217,10 +217,13 @@ class Member:
             self._together.stops(incident, why)
             self._ring()
 
-    def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int]) -> None:
-        """Record that no rank of this agent moves any more, that its gate word opened gate `last`, and which ranks are to be replaced."""
+    def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int], kept: Sequence[int] = (), back: bool = False) -> None:
+        """Record that no rank of this agent moves any more, that its gate word opened gate `last`, and which ranks are to be replaced.
+
+        `kept` and `back` as in `Together.stopped`.
+        """
         if self._together is not None and self._about == number:
-            self._together.stopped(incident, last, replaced)
+            self._together.stopped(incident, last, replaced, kept, back)
             self._answered = True
 
     def restored(self, number: int, incident: int, missed: int, made: bool) -> None:

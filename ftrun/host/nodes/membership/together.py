@@ -9,9 +9,12 @@ A fault in a repair begins the next incident, which supersedes the one before. R
 
 - `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it. For a lost or drained node: its index `node`, and the `seat`,
   a member.
-- in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced], `restored` [r, i, missed, made], and `memory`, the port of its memory
-  server. What replacements missed, and whether one made an update, survivors on other nodes must know.
+- in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced, gate numbers of which all of its ranks have host snapshots, whether one
+  of them has nothing newer], `restored` [r, i, missed, made], and `memory`, the port of its memory server. What replacements missed, and
+  whether one made an update, survivors on other nodes must know.
 - `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
+  `rollback`: a rank of some node has nothing newer, and all go back to the newest host snapshot that every rank has; `went_back`: the
+  newest incident that did so, 0 = none. If there is no such snapshot, the leader creates `break.<r>` instead.
 - `open.<r>.<i>`: every rank of every node is restored, with the largest `missed` and whether any `made`; the leader creates it.
 
 A node that is lost answers nothing. If a spare node waits, whoever notices the loss begins an incident whose `stop` names the spare's seat,
@@ -27,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ftrun.core.errors import EXIT_REQUEUE
 from ftrun.host.nodes.carriers.carrier import Carrier, Record
 
 BEGUN, DECIDED, RESTORED = range(3)  # how far an incident is
@@ -36,7 +40,7 @@ Told = Callable[[str, Record], None]
 class Together:
     """One agent's part in the repairs of round `number`, whose nodes are `members` (ids). `told(kind, record)` hears of news.
 
-    Kinds: stops (record: incident, and why), decided (incident, resume, replaced, and the port of each node's memory), restored (incident).
+    Kinds: stops (record: incident, and why), decided (the record `go`), restored (incident).
     """
 
     def __init__(self, carrier: Carrier, me: str, number: int, members: Sequence[str], told: Told) -> None:
@@ -63,9 +67,12 @@ class Together:
         """Begin an incident, unless another node has: then return False."""
         return self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
 
-    def stopped(self, incident: int, last: int, replaced: Sequence[int] = ()) -> None:
-        """Answer that no rank of this node moves any more, that its word opened gate `last`, and which ranks (of the world) are lost."""
-        self._own = {**self._own, "stopped": [self._number, incident, last, [*replaced]]}
+    def stopped(self, incident: int, last: int, replaced: Sequence[int] = (), kept: Sequence[int] = (), back: bool = False) -> None:
+        """Answer that no rank of this node moves any more, that its word opened gate `last`, and which ranks (of the world) are lost.
+
+        `kept`: gate numbers of which every rank of this node has a host snapshot; `back`: one of them has nothing newer to go on with.
+        """
+        self._own = {**self._own, "stopped": [self._number, incident, last, [*replaced], [*kept], back]}
 
     def restored(self, incident: int, missed: int = 0, made: bool = False) -> None:
         """Answer that every rank of this node is restored."""
@@ -94,9 +101,7 @@ class Together:
         if go not in view:
             answers = self._answers(view, "stopped")
             if len(answers) == len(self.members):
-                resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
-                ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self.members]
-                self._carrier.create(go, {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports})
+                self._decide(view, answers)
                 return True
         elif opened not in view:
             answers = self._answers(view, "restored")
@@ -106,6 +111,22 @@ class Together:
                 return True
         return False
 
+    def _decide(self, view: Mapping[str, Record], answers: Sequence[Any]) -> None:
+        incident, back = self.newest, any(answer[5] for answer in answers)
+        resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
+        if back:
+            kept = set.intersection(*({*answer[4]} for answer in answers))
+            if not kept:
+                self._carrier.create(f"break.{self._number}", _nothing_to_go_back_to(self._me, view[self._name("stop", incident)]))
+                return
+            resume = max(kept)
+        earlier = (i for i in range(1, incident) if view.get(self._name("go", i), {}).get("rollback"))
+        about = {"rollback": back, "went_back": incident if back else max(earlier, default=0)}
+        ports = [view.get(f"agent.{who}", {}).get("memory", 0) for who in self.members]
+        self._carrier.create(
+            self._name("go", incident), {"incident": incident, "resume": resume, "replaced": replaced, "memories": ports, **about}
+        )
+
     def _answers(self, view: Mapping[str, Record], kind: str) -> list[Any]:
         """Return the answers of all nodes to the newest incident."""
         records = (self._own if who == self._me else view.get(f"agent.{who}", {}) for who in self.members)
@@ -113,3 +134,10 @@ class Together:
 
     def _name(self, kind: str, incident: int) -> str:
         return f"{kind}.{self._number}.{incident}"
+
+
+def _nothing_to_go_back_to(me: str, stop: Record) -> Record:
+    """Return why the round of an incident is over in which a rank needs a host snapshot, and the nodes have none in common."""
+    cause = f"{stop.get('cause')}; the nodes have no host snapshot of one step in common"
+    about = {name: stop.get(name) for name in ("node", "host", "rank", "local_rank")}
+    return {"by": me, **about, "kind": "failed", "cause": cause, "code": EXIT_REQUEUE}
