@@ -55,6 +55,16 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(folder: Path, stock: Stock) 
 
 
 @pytest.mark.slow
+def test_a_node_is_lost_after_all_went_back_to_a_host_snapshot(folder: Path, stock: Stock) -> None:
+    """The mirrors of its slots went back with them, and the spare node's ranks take snapshots like the others."""
+    strikes = [*(kill(rank, "update", 7) for rank in range(4)), lose(2, "backward"), *(kill(rank, "update", 50) for rank in (0, 1))]
+    begun = begin(folder, STEPS, strikes, options=("--snapshot-every", "2"))
+    outcomes = end(begun, 1)
+    all_exact(outcomes, stock(*STEPS), struck=[1])
+    assert "from the host snapshot of step 6" in outcomes[0].output, outcomes[0].tail()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("phase", ["forward", "gate", "update", "idle"])
 def test_a_node_is_lost_anywhere(phase: str, rank: int, folder: Path, stock: Stock) -> None:

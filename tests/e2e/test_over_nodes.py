@@ -202,6 +202,17 @@ def test_going_back_together(strikes: list[str], folder: Path, sharded_stock: St
 
 
 @pytest.mark.slow
+def test_snapshots_of_each_step_on_nodes_whose_replacements_missed_some(folder: Path, sharded_stock: Stock) -> None:
+    """A death in nearly every step: the nodes always have a step in common."""
+    told = ("--steps", "8", "--layout", "fsdp")
+    strikes = [kill(2, "update", 2), kill(1, "idle", 3), kill(1, "update", 4), kill(3, "gate", 5), kill(2, "update", 6)]
+    begun = over_nodes.begin(folder, told, strikes, script=sharding.SCRIPT, options=("--snapshot-every", "1"))
+    outcomes = over_nodes.end(begun, timeout=sharding.SLOW)
+    all_exact(outcomes, sharded_stock(*told))
+    assert all({2, 4, 6} <= {*back} for back in rolled_back(outcomes)), rolled_back(outcomes)
+
+
+@pytest.mark.slow
 def test_every_replica_dies_in_its_update_on_every_node(folder: Path, stock: Stock) -> None:
     """Each node has the whole state among its own ranks."""
     begun = over_nodes.begin(folder, STEPS, [kill(rank, "update", 7) for rank in range(4)], options=EVERY_2)
