@@ -63,12 +63,15 @@ class Server:
         ask = {"folder": str(folder), "ranks": ranks, "words": list(words), "env": dict(env)}
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        stdin.write(json.dumps(ask).encode() + b"\n")
-        stdin.flush()
-        if not select.select([stdout], [], [], timeout)[0]:
+        try:
+            stdin.write(json.dumps(ask).encode() + b"\n")
+            stdin.flush()
+            if not select.select([stdout], [], [], timeout)[0]:
+                raise TimeoutError
+            answer = stdout.readline()
+        except BaseException:  # the end of a test's time, too: the next one must not get this answer
             self.end()
-            raise TimeoutError
-        answer = stdout.readline()
+            raise
         assert answer, f"the server of stock runs ended with {self._process.wait()}"
         return int(answer)
 

@@ -116,6 +116,7 @@ def test_one_of_three_nodes(folder: Path, stock: Stock) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # two losses, each missed after some seconds, and a long run of stock torch beside
 def test_a_launcher_that_was_frozen_comes_back_as_a_spare_node(folder: Path, stock: Stock) -> None:
     steps = ("--steps", "200", "--stretch", "0.05")
     begun = begin(folder, steps)
