@@ -414,7 +414,7 @@ class WorldRestored(Event):
 class WorldEnded(Event):
     """The run is over on every node (`code` 0: well), or the other nodes cannot be reached. `detail` is for people.
 
-    `elsewhere`: the reason is not on this node. `drained`: it goes on without this node, which gave its place to a spare one.
+    `elsewhere`: the reason is not on this node. `drained`: it goes on without this node, which gives its place to a spare one.
     """
 
     t: float
@@ -587,7 +587,7 @@ class Terminate(Action):
 
 @dataclass(frozen=True)
 class End(Action):
-    """The run is over with this exit code. `worn_out`: not the program but this machine is at its end; another one could go on."""
+    """The run is over with this exit code. `worn_out`: only this machine is at its end, or drained; the program could go on elsewhere."""
 
     code: int
     reason: str

@@ -216,8 +216,9 @@ def signalled(config: Config, state: State, event: ev.Signalled) -> Result:
 
 
 def world_ended(config: Config, state: State, event: ev.WorldEnded) -> Result:
-    if event.drained:  # another node has this one's place, and writes where its workers would
-        state, orders = budgets.finish(state, EXIT_OK, event.detail, Say("drained", detail=event.detail), failed=False)
+    if event.drained:  # at once: the other nodes wait for this one until its workers have ended
+        said = Say("drained", detail=event.detail)
+        state, orders = budgets.finish(state, EXIT_OK, event.detail, said, failed=False, worn_out=True)
         return state, (*(Fence(worker.cell) for worker in state.ranked()), *orders)
     said = Say("done") if event.code == EXIT_OK else Say("world_ended", detail=event.detail)
     return budgets.finish(state, event.code, event.detail, said)

@@ -13,7 +13,7 @@ from ftrun.control.events import Action, CloseGate, Publish, Say
 from ftrun.core.account import Account, Incident
 from ftrun.host.account.incident import measured
 from ftrun.host.base.context import LaunchContext
-from ftrun.host.nodes.node_group import Peers, SoleNode
+from ftrun.host.nodes.node_group import Peers
 
 SUBJECT = "incidents"
 _SHOWN = 8  # newest incidents
@@ -24,7 +24,7 @@ _VICTIM = ("rank", "cause", "step", "phase")
 class NodeIncidents:
     """One per run."""
 
-    def __init__(self, context: LaunchContext, nodes: Peers | SoleNode) -> None:
+    def __init__(self, context: LaunchContext, nodes: Peers) -> None:
         self._board = context.board
         self._note = context.listener.note
         self._nodes = nodes
@@ -69,8 +69,7 @@ class NodeIncidents:
         }
         self._shown = [*self._shown, told][-_SHOWN:]
         self._nodes.shows(SUBJECT, {"newest": self._shown})
-        place = self._nodes.place
-        self._journal(told, place.node if place else 0, "", own or 0)
+        self._journal(told, self._nodes.place.node, "", own or 0)
 
     def _journal(self, told: Mapping[str, Any], node: int, host: str, own: int | None) -> None:
         """`own`: the number of the incident on this node, 0 = none of its ranks failed; None: it is about another node."""

@@ -13,7 +13,7 @@ from ftrun.core.account import Account
 from ftrun.core.shared import gate, health
 from ftrun.core.shared.board import Board, Flag
 from ftrun.host.account.run_head import Stall
-from ftrun.host.nodes.node_group import Peers, SoleNode
+from ftrun.host.nodes.node_group import Peers
 
 SUBJECT = "status"
 _PAUSE = 1.0  # seconds between two looks, at least
@@ -24,7 +24,7 @@ _ROOM = 60  # characters for each text of a stall
 class NodeStatus:
     """One per run. `run`: the name of this node's run directory; `spares`: how many are wanted."""
 
-    def __init__(self, board: Board, nodes: Peers | SoleNode, run: str, spares: int) -> None:
+    def __init__(self, board: Board, nodes: Peers, run: str, spares: int) -> None:
         self._board = board
         self._nodes = nodes
         self._fixed = {"run": run, "spares_wanted": spares}

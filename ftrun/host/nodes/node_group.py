@@ -63,7 +63,6 @@ class SoleNode:
     """Replaces `Peers` in a run on one node. `stamp`: no other run has the same."""
 
     place: NodePlace | None = None
-    incident = (0, 0)
 
     def __init__(self, context: LaunchContext) -> None:
         self.run_id = context.run_dir.name
@@ -93,19 +92,6 @@ class SoleNode:
 
     def shows(self, subject: str, facts: Record) -> None:
         """Do nothing: there are no others to show it to."""
-
-    def watch(self, on_seen: Callable[[list[Record]], None]) -> None:
-        """Do nothing: there are no others to see."""
-
-    def hears(self, requests: Requests) -> None:
-        """Do nothing: nobody asks."""
-
-    def asks(self, request: Record) -> str:
-        """Return why nobody is asked: there are no others."""
-        return "the run has one node"
-
-    def gives_up(self) -> None:
-        """Do nothing: nobody takes this node's place."""
 
     def shown(self, subject: str) -> tuple[str, dict[str, Record]]:
         """Return nothing: there are no others."""
@@ -182,7 +168,7 @@ class Peers:
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
         self._serves = False  # does this node serve the endpoint at which all meet?
-        self._last: Record | None = None  # why a spare node is to take this one's place
+        self._last: tuple[Record, bool] | None = None  # why a spare node is to take this one's place, and whether a person wants it
         self._seen_in = context.run_dir / paths.NODES
         self.nodes: list[Record] = []  # what each node of the run shows of itself: see `News`
         self._on_seen: Callable[[list[Record]], None] = lambda nodes: None
@@ -196,7 +182,7 @@ class Peers:
     def close(self) -> None:
         """Leave the other agents, after every worker of ours has ended."""
         if self._last is not None:
-            self._session.withdraws(self._last)
+            self._session.withdraws(*self._last)
         self._session.close()
         self._loop.forget(self._bell)
 
@@ -273,12 +259,15 @@ class Peers:
 
     def _part(self, end: ev.End, words: Record) -> None:
         """End the run for all; or, if only this machine is at its end, keep its place for a spare node until its workers have ended."""
+        drained = end.code == EXIT_OK  # a spare node was there just now
         may_go = self._mirrored and not self._serves
-        if end.worn_out and may_go and any(node["node"] is None and node["nproc"] == self._nproc for node in self.nodes):
-            self._last = words
-            self._listener.log("this node's place goes to a spare node as soon as its workers have ended")
-        else:
+        waits = any(node["node"] is None and node["nproc"] == self._nproc for node in self.nodes)
+        if not end.worn_out or not (drained or (may_go and waits)):
             self._session.end(words)
+            return
+        self._last = {**words, "code": EXIT_REQUEUE}, drained
+        if not drained:
+            self._listener.log("this node's place goes to a spare node as soon as its workers have ended")
 
     def _closes(self, event: ev.Event, order: ev.CloseGate, rank: int | None) -> None:
         """Begin a repair for all nodes when this one's gate closes, unless another node has begun it."""
@@ -471,7 +460,6 @@ class Peers:
         assert news.record is not None
         self._listener.note("drained", **news.record)
         if not self._ended:
-            self._ended = True
             detail = "node {node} ({host}) is drained, and {taker} takes its place".format(**news.record)
             self._listener.on_event(ev.WorldEnded(time.monotonic(), EXIT_OK, detail, drained=True))
 

@@ -26,8 +26,6 @@ from ftrun.core.system.procfs import reaped
 from ftrun.host.account import messages
 from ftrun.host.account.failure_report import Failures
 from ftrun.host.account.incident_reporter import Narrator
-from ftrun.host.account.node_incidents import NodeIncidents
-from ftrun.host.account.node_status import NodeStatus
 from ftrun.host.account.run_head import RunHead
 from ftrun.host.base.context import LaunchContext
 from ftrun.host.base.settings import Settings
@@ -37,13 +35,13 @@ from ftrun.host.devices.devices import DeviceWatch
 from ftrun.host.nodes.node_group import Peers, SoleNode
 from ftrun.host.output.logs import Logs
 from ftrun.host.run import gates
-from ftrun.host.run.drains import DrainDesk
 from ftrun.host.run.fault_injection import FaultDesk
 from ftrun.host.run.listener import RunListener
 from ftrun.host.run.shutdown import Ending
 from ftrun.host.run.signal_forwarding import Forwarder
 from ftrun.host.run.spares import Spares
 from ftrun.host.run.spec import Specs
+from ftrun.host.run.whole_job import WholeJob
 from ftrun.host.run.worlds import Worlds
 from ftrun.host.rundir.journal import Journal
 from ftrun.host.rundir.reserve import Reserve, trouble
@@ -89,8 +87,7 @@ class Agent:
         self._pool = WorkerPool(context, logs, services.pids)
         self._narrator = Narrator(context, nodes.global_rank)
         self._head = RunHead(context.board, nodes.global_rank, journal.note)
-        self._status = NodeStatus(context.board, nodes, context.run_dir.name, settings.spares)
-        self._incidents = NodeIncidents(context, nodes)
+        self._job = WholeJob(context, nodes, self._narrator) if isinstance(nodes, Peers) else None
         self._failures = Failures(context, self._pool.workers)
         self._ending = Ending(context, self._pool)
         self._forwarder = Forwarder(context, self._pool)
@@ -98,8 +95,7 @@ class Agent:
         self._detectors = Detectors(context, self._pool, nodes)
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
-        self._drains = DrainDesk(context, nodes, lambda: self._narrator.holders, lambda: self._narrator.account)
-        self._faults = FaultDesk(context, self._pool, self._devices.on_message, self._drains.passes_on)
+        self._faults = FaultDesk(context, self._pool, self._devices.on_message, self._job.passes_on if self._job is not None else None)
         self._reserve = Reserve(context.run_dir, listener.log)
         self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
@@ -193,16 +189,13 @@ class Agent:
             phase, told, woke = self._state.phase, self._state.told, self._loop.woke
             seen = event, world, phase, told, self._state.generation, woke, time.monotonic()
             self._later.append(lambda s=seen: self._narrator.saw(*s))  # type: ignore[misc]
-            if self._config.shared:
-                self._later.append(lambda a=actions, g=self._state.generation: self._tell_nodes(a, g))  # type: ignore[misc]
+            if self._job is not None:
+                self._later.append(lambda j=self._job, a=actions, g=self._state.generation: j.saw(a, g))  # type: ignore[misc]
             self._later.append(lambda now=seen[-1]: self._head.show(self._narrator.account, now))  # type: ignore[misc]
         later, self._later = self._later, []
         for call in later:
             call()
         self._journal.flush()
-
-    def _tell_nodes(self, actions: tuple[ev.Action, ...], generation: int) -> None:
-        self._incidents.saw(actions, self._narrator.account, generation, self._narrator.holders)
 
     def _hear_of_others(self, event: ev.WorldRestored) -> None:
         """Put on the board what the ranks of this node must know of replacements on others, before its gate opens."""
@@ -433,10 +426,8 @@ class Agent:
         awaited = [(w.cell, incidents.in_its_script(self._state, w)) for w in slow]
         self._detectors.look(running, self._state.generation, self._holders(), self._whole(), awaited)
         self._head.stalled(self._detectors.standstill, self._detectors.where, time.monotonic())
-        if self._config.shared:
-            quarantined = sum(device in self._state.quarantine for device in self._state.devices)
-            self._status.show(self._narrator.account, self._narrator.holders, self._head.stall, quarantined)
-            self._drains.look()
+        if self._job is not None:
+            self._job.look(self._head.stall, sum(device in self._state.quarantine for device in self._state.devices))
         self._loop.after(self._detectors.pause, self._detect)
 
     def summarize(self) -> None:

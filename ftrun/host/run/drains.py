@@ -17,7 +17,7 @@ from ftrun.core.shared import gate
 from ftrun.core.shared.board import F, Head
 from ftrun.faults import requests, trigger
 from ftrun.host.base.context import LaunchContext
-from ftrun.host.nodes.node_group import Peers, SoleNode
+from ftrun.host.nodes.node_group import Peers
 
 SUBJECT = "drains"
 _SHOWN = 4  # newest outcomes
@@ -39,7 +39,7 @@ class DrainDesk:
     """Those of one run. `holders` maps ranks of the world to the cells of this node's workers."""
 
     def __init__(
-        self, context: LaunchContext, nodes: Peers | SoleNode, holders: Callable[[], Mapping[int, int]], account: Callable[[], Account]
+        self, context: LaunchContext, nodes: Peers, holders: Callable[[], Mapping[int, int]], account: Callable[[], Account]
     ) -> None:
         self._run_dir = context.run_dir
         self._board = context.board

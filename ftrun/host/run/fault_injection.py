@@ -24,7 +24,8 @@ from ftrun.host.workers.pool import WorkerPool
 class FaultDesk:
     """Accounts for the injected faults of one run.
 
-    `on_device` takes messages in the form of the device watcher's, `on_move` requests to move a rank of another node, or a node.
+    `on_device` takes messages in the form of the device watcher's, `on_move` requests to move a rank of another node, or a node; None =
+    there is no other node, and nobody asks.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class FaultDesk:
         context: LaunchContext,
         pool: WorkerPool,
         on_device: Callable[[dict[str, Any]], None],
-        on_move: Callable[[requests.Request], None],
+        on_move: Callable[[requests.Request], None] | None,
     ) -> None:
         settings = context.settings
         self._run_dir = context.run_dir
@@ -94,7 +95,8 @@ class FaultDesk:
             self._on_device(device.message(request))
         elif request.op == requests.MOVE:
             requests.take(self._run_dir, request.number)
-            self._on_move(request)
+            if self._on_move is not None:
+                self._on_move(request)
         else:
             self._note("request", request=vars(request))
 

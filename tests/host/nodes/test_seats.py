@@ -172,7 +172,7 @@ def test_a_node_at_its_end_gives_its_place_to_a_spare_one_or_ends_the_run(spares
     here, there = play.agents["b"], play.agents["a"]
     here.member.stops(0, 1, {"kind": "failed", "cause": "exit 1"})
     there.member.stops(0, 2, {"kind": "failed", "cause": "exit 1"})
-    here.member.withdraws({"code": 75, "detail": "rank 2 on node 1 (host-b) failed: 4 times"}, here.now())
+    here.member.withdraws({"code": 75, "detail": "rank 2 on node 1 (host-b) failed: 4 times"}, False, here.now())
     here.member.leave()
     play.frozen.add("b")
     play.run()
@@ -199,7 +199,7 @@ def test_no_spare_node_is_given_two_places() -> None:
         return create(name, record)
 
     memory.create = later  # type: ignore[method-assign]
-    here.member.withdraws({"code": 75, "detail": "node 2 (host-c) ended: no healthy device is left"}, here.now())
+    here.member.withdraws({"code": 75, "detail": "node 2 (host-c) ended: no healthy device is left"}, False, here.now())
     play.frozen |= {"b", "c"}
     play.run()
     assert members(newest(play.agents["a"], "stops")) == ["a", "s", "t"]
@@ -300,9 +300,13 @@ def request(to: str, key: str = "k", **more: Any) -> dict[str, Any]:
 
 
 def give_up(play: Play, who: str) -> Agent:
-    """Let an agent give its place up, as soon as it may."""
+    """Let an agent give its place up, if it may: its workers end, and it leaves."""
     agent = play.agents[who]
     agent.member.gives_up(agent.ready().round, agent.now())
+    if agent.kinds()[-1] == "drained":
+        agent.member.withdraws({"code": 75, "detail": "drained"}, True, agent.now())
+        agent.member.leave()
+        del play.agents[who]
     play.run(1.0)
     return agent
 
@@ -318,18 +322,14 @@ def test_a_request_reaches_the_one_whom_it_is_for_and_once() -> None:
 
 
 def test_a_drained_node_gives_its_place_to_a_spare_one() -> None:
-    """The others repair as after a loss; it is told that it is out, and that is no failure."""
+    """The others repair as after a loss, and that is no failure."""
     play = play_of("abc")
     drained = give_up(play, "b")
-    assert drained.kinds()[-1] == "drained"
-    assert drained.heard[-1].record == {"node": 1, "host": "host-b", "taker": "host-s"}
+    assert newest(drained, "drained").record == {"node": 1, "host": "host-b", "taker": "host-s"}
     heard = newest(play.agents["a"], "stops")
     assert (heard.record or {})["cause"] == "node 1 (host-b) is drained, and host-s takes its place" and members(heard) == ["a", "s", "c"]
     seated = play.agents["s"].ready()
     assert (seated.record or {})["incident"] == 1 and (seated.record or {})["drained"]
-    drained.member.end({"code": 0, "detail": "drained"})
-    drained.member.leave()
-    del play.agents["b"]
     play.run(20.0)
     assert not {"break.0", "over", "stop.0.2"} & {*play.memory.records}
 
@@ -337,7 +337,6 @@ def test_a_drained_node_gives_its_place_to_a_spare_one() -> None:
 def test_a_node_that_is_lost_later_is_told_apart() -> None:
     play = play_of("ab", "st", spares=2)
     give_up(play, "b")
-    del play.agents["b"]
     answer(play, {"a": [], "s": [2, 3]})
     play.frozen.add("s")
     play.run(LOST)
@@ -360,7 +359,6 @@ def answer(play: Play, replaced: dict[str, list[int]]) -> None:
 def test_drained_nodes_do_not_spend_what_lost_ones_may() -> None:
     play = play_of("ab", "st", spares=2, replacements=1)
     give_up(play, "b")
-    del play.agents["b"]
     answer(play, {"a": [], "s": [2, 3]})
     play.frozen.add("s")
     play.run(LOST)

@@ -26,7 +26,7 @@ from ftrun.host.nodes.membership import shown
 from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.drains import Drains
 from ftrun.host.nodes.membership.guardian import Guarded
-from ftrun.host.nodes.membership.seats import Seat, Seats
+from ftrun.host.nodes.membership.seats import Seats
 from ftrun.host.nodes.membership.sights import Sights
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
 from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
@@ -167,7 +167,7 @@ class Member:
             self._ring()
 
     def gives_up(self, number: int, now: float) -> None:
-        """Let a spare node take this one's place in round `number`, unless a repair goes on, or say why none can."""
+        """Say whether a spare node can take this one's place in round `number` now; say nothing while a repair goes on."""
         self._look(now)
         if self._table is None or self._table.round != number or self._together is None:
             return
@@ -185,14 +185,14 @@ class Member:
             why = f"no spare node with {count(self._me.nproc, 'rank')} waits"
         if spare is None or self._carrier.serves:
             self._on_news(News("kept", number, {"why": why}))
-            return
-        cause = f"node {at} ({self._me.host}) is drained, and {spare.host} takes its place"
-        about = {"kind": "drained", "node": at, "host": self._me.host, "cause": cause, "seat": asdict(spare)}
-        self._together.stops(self._together.newest + 1, about)
-        self._ring()
+        else:
+            self._on_news(News("drained", number, {"node": at, "host": self._me.host, "taker": spare.host}))
 
-    def withdraws(self, record: Record, now: float) -> None:
-        """Let a spare node take this one's place, whose machine is at its end; without one, end the run for every agent."""
+    def withdraws(self, record: Record, drained: bool, now: float) -> None:
+        """Let a spare node take this one's place, whose workers have ended; without one, end the run for every agent, as `record` says.
+
+        `drained`: a person wants it, and nothing failed.
+        """
         self._look(now)
         while self._table is not None and self._together is not None:
             table = self._follow_seats(self._table)
@@ -200,11 +200,13 @@ class Member:
             if at is None or f"break.{table.round}" in self._view:
                 return  # the others go on without this node already
             spare = self._spare_like(table.members[at], table)
-            if spare is None or self._carrier.serves or self._seats(table.round).lost >= self._terms.replacements:
+            spent = not drained and self._seats(table.round).lost >= self._terms.replacements
+            if spare is None or self._carrier.serves or spent:
                 break
             self._together.look(self._view)
-            cause = f"{record['detail']}; {spare.host} takes its place"
-            about = {"kind": "lost", "node": at, "host": self._me.host, "cause": cause, "seat": asdict(spare)}
+            why = f"node {at} ({self._me.host}) is drained, and" if drained else f"{record['detail']};"
+            about: Record = {"kind": "drained" if drained else "lost", "node": at, "host": self._me.host, "seat": asdict(spare)}
+            about["cause"] = f"{why} {spare.host} takes its place"
             if self._together.stops(self._together.newest + 1, about):
                 self._ring()
                 return
@@ -461,10 +463,6 @@ class Member:
         if table.index(self._me.id) is None:
             if not self._ready:
                 self._join_again(now)
-            elif (seat := self._gave_up(number)) is not None:
-                if self._reported != ("drained", number, 0):
-                    self._reported = ("drained", number, 0)
-                    self._on_news(News("drained", number, {"node": seat.node, "host": self._me.host, "taker": seat.taken_by.host}))
             elif self._reported != ("broken", number, 0):
                 self._reported = ("broken", number, 0)
                 cause = f"the others saw nothing of this node for {self._terms.keep_alive:g} s, and another one has its place"
@@ -488,9 +486,6 @@ class Member:
         if self._ready:
             self._look_at_nodes(table)
         self._look_for_more(table)
-
-    def _gave_up(self, number: int) -> Seat | None:
-        return self._seats(number).given_up(self._me.id, RoundTable.from_record(self._view[f"round.{number}"]))
 
     def _look_at_nodes(self, table: RoundTable) -> None:
         waiting = [who for who in self._sights.joiners(table.round + 1) if table.index(who) is None]

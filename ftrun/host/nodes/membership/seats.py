@@ -40,15 +40,6 @@ class Seats:
         """Count the nodes that were lost: whoever gives its place up is no charge."""
         return sum(not seat.drained for seat in self.taken)
 
-    def given_up(self, who: str, before: RoundTable) -> Seat | None:
-        """Return the newest place of agent `who` in this round if it gave that up; None while it has one, or lost it."""
-        newest = None
-        for seat in self.taken:
-            if before.members[seat.node].id == who:
-                newest = seat
-            before = before.seat(seat.node, seat.taken_by)
-        return newest if newest is not None and newest.drained and before.index(who) is None else None
-
     def table(self, before: RoundTable) -> RoundTable:
         """Return the table of the round with them."""
         for seat in self.taken:

@@ -76,8 +76,8 @@ class Session:
     def asks(self, request: Record) -> None:
         self._orders.put(("asks", (request,)))
 
-    def withdraws(self, record: Record) -> None:
-        self._orders.put(("withdraws", (record, time.monotonic())))
+    def withdraws(self, record: Record, drained: bool) -> None:
+        self._orders.put(("withdraws", (record, drained, time.monotonic())))
 
     def gives_up(self, number: int) -> None:
         self._orders.put(("gives_up", (number, time.monotonic())))
