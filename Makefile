@@ -64,7 +64,7 @@ test: setup  ## every test but the longest (JOBS=n at a time)
 # What a new torch, typer or rich can break; TESTS=tests for all of them. These look at the launcher's side, or at rules of our own:
 NOT_TORCH = $(addprefix --ignore=tests/e2e/test_,$(addsuffix .py,browser calm detect examples hanging_abort inject late_replacement links logged \
     mesh never_ends no_false_replica services slow_collectives soak stands_still still_helpers stuck transfers \
-    epochs told_values inexact lost_nodes over_nodes still_nodes))
+    epochs told_values inexact lost_nodes over_nodes still_nodes watch_nodes))
 newest: $(NEWEST_STAMP) setup  ## the tests that meet torch, on the newest torch and the newest of everything (4 GB, in .venv-newest)
 	$(NEWEST)/bin/python -m pytest -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal \
 	    $(or $(TESTS),$(addprefix tests/,cli doctor e2e helpers verify worker) $(NOT_TORCH))
@@ -170,7 +170,7 @@ $(STAMPS)/mfusepy: | $(STAMPS)/setup
 
 build/fuse/.stamp:
 	@mkdir -p build/fuse && chmod 755 build/fuse
-	cd build/fuse && apt-get download -o APT::Sandbox::User=root -qq '^libfuse3-[34]$$' && dpkg -x libfuse3-*.deb .
+	cd build/fuse && rm -f libfuse3-*.deb && apt-get download -o APT::Sandbox::User=root -qq '^libfuse3-[34]$$' && dpkg -x libfuse3-*.deb .
 	@touch $@
 
 FUSE = $(if $(shell ldconfig -p 2>/dev/null | grep libfuse3.so),,build/fuse/.stamp)

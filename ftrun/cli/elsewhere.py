@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _LOOK = 0.1  # seconds between two looks
 _NEWS = 5.0  # seconds that an answer may be on its way
-_AT_WORK = ("healthy", "degraded", "unprotected", "stalled", "finished")
 
 Node = dict[str, Any]
 
@@ -28,7 +27,7 @@ def nodes(found: Live) -> list[Node]:
     """The nodes of a run, as its launcher here sees them; see `ftrun.view.nodes.read`."""
     from ftrun.view.nodes import read
 
-    return read(found.run.path, "", 0.0)
+    return read(found.run.path)
 
 
 def node_of(found: Live, rank: int) -> Node | None:
@@ -87,8 +86,9 @@ def move_node(found: Live, node: Node, wait: float, as_json: bool) -> int:
     """Let a node give its place to a spare one; return the exit code."""
     from ftrun.core import paths
     from ftrun.core.journal import Tail, whole
+    from ftrun.view.state import DEGRADED, FINISHED, HEALTHY, STALLED, UNPROTECTED
 
-    begun, number, taker = time.monotonic(), int(node["node"]), ""
+    begun, number = time.monotonic(), node["node"]
     journal = Tail(found.run.path / paths.JOURNAL)  # open, it can be read after the run's folder is gone
 
     def given_up() -> dict[str, Any] | None:
@@ -98,14 +98,15 @@ def move_node(found: Live, node: Node, wait: float, as_json: bool) -> int:
     def taken() -> dict[str, Any] | None:
         answer = _outcome(found, key)
         now = next((n for n in nodes(found) if n["node"] == number), None)
-        over = now is not None and now["id"] != node["id"] and now["state"] in _AT_WORK
+        over = now is not None and now["id"] != node["id"] and now["state"] in (HEALTHY, DEGRADED, UNPROTECTED, STALLED, FINISHED)
         return answer or (now if over else None)
 
     try:
         key = _ask(found, wait, node=number)
         if node["here"]:
-            answer = _until(found, begun + wait + _NEWS, lambda: given_up() or _outcome(found, key)) or given_up()
-            found.ended_within(_NEWS)
+            answer = _until(found, begun + wait + _NEWS, lambda: given_up() or _outcome(found, key))
+            found.ended_within(_NEWS)  # its last lines are written after it says that it ends
+            answer = answer or given_up()
         else:
             answer = _until(found, begun + wait + _NEWS, taken)
     finally:

@@ -41,7 +41,7 @@ class Live:
             board = Board.open(run.path / paths.BOARD)
         except OSError:
             raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING) from None
-        if not board[Head.PUBLISHED] and any(node["here"] and node["node"] is None for node in nodes.read(run.path, "", 0.0)):
+        if not board[Head.PUBLISHED] and any(node["here"] and node["node"] is None for node in nodes.read(run.path)):
             raise NoRunError(f"this node waits beside run {run.run_id} as a spare one; ask on a node that takes part", EXIT_NOT_RUNNING)
         if board[Head.ENDING] or not board[Head.PUBLISHED]:
             raise NoRunError(f"run {run.run_id} starts or ends just now", EXIT_NOT_RUNNING)

@@ -21,6 +21,7 @@ AREA, RENDEZVOUS = "network", "rendezvous"
 _SIOCGIFADDR = 0x8915
 _SKEW = 2.0  # the most seconds between this machine's clock and the file server's
 _CONNECT = 3.0
+_ANOTHER_ROOT = f"set {paths.ENV_RUNS_ROOT} to a private folder, best on a tmpfs"
 _PORTS = {29400: "c10d", 29500: "static"}
 
 
@@ -68,7 +69,7 @@ def _reach(endpoint: str) -> Finding:
 def _links(folder: Path) -> Finding:
     from ftrun.host.nodes.carriers.folder import makes_links
 
-    kind, _ = mount(folder)
+    kind = mount(folder)
     try:
         if makes_links(folder):
             return Finding(RENDEZVOUS, "hard links", OK, f"{folder} ({kind}): a record is created once")
@@ -79,23 +80,15 @@ def _links(folder: Path) -> Finding:
 
 
 def _locks(folder: Path) -> Finding:
-    kind, _ = mount(folder)
+    kind = mount(folder)
     path = folder / f".ftrun-doctor.{socket.gethostname()}.{os.getpid()}"
     try:
         excluded, released = _try_lock(path)
     except OSError as error:
-        return Finding(
-            RENDEZVOUS,
-            "file locks",
-            BROKEN,
-            f"{folder} ({kind}): {error.strerror}",
-            "use another folder, or --rdzv-backend c10d",
-        )
+        return Finding(RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}): {error.strerror}", _ANOTHER_ROOT)
     if not excluded or not released:
         what = "two processes got one lock" if not excluded else "a dead process kept its lock"
-        return Finding(
-            RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}): {what}", "use another folder, or --rdzv-backend c10d"
-        )
+        return Finding(RENDEZVOUS, "file locks", BROKEN, f"{folder} ({kind}): {what}", _ANOTHER_ROOT)
     return Finding(RENDEZVOUS, "file locks", OK, f"{folder} ({kind}): hold, and end with their process")
 
 

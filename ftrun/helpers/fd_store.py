@@ -24,24 +24,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun import native
 from ftrun.core import paths, shape
-from ftrun.core.shared import lease, wire
+from ftrun.core.shared import health, lease, wire
 from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.handle import Handle, Kind
 from ftrun.core.system.procfs import kill_group, process_start
 from ftrun.helpers.cuda_import import Imported
+from ftrun.host.workers import fence
 
 if TYPE_CHECKING:
     from ftrun.helpers.memory_server import MemoryServer
 
 _LEASE_SLEEP = 1.0  # the most seconds between two looks at a lease: the wait's clock stands still while the machine sleeps
 _LEASE_LOOK = 0.05  # seconds between two looks at a lease that is over
-_INSIST = 2.0  # seconds for which `_guard` looks for workers that have not written their pid yet
+_INSIST = 2.0  # seconds for which `_guard` waits for the ends
 _CLIENTS = 128  # the most connections at once: a further one closes the one that has been silent longest
 _KEY: dict[str, shape.Check] = {"rank": shape.whole, "name": shape.text}
 _ASKED = {
@@ -107,19 +107,16 @@ class FdStore:
         """End the ranks if the lease of this node is over. Return the seconds until the next look, None = it has no lease."""
         left = lease.left(self._board)
         if left is None or left > 0:
-            return None if left is None else min(_LEASE_SLEEP, max(_LEASE_LOOK, left))
+            return None if left is None else min(_LEASE_SLEEP, left)
         ended = [cell for cell in self._workers() if cell[F.RANK] and self._kill(cell[F.PID])]
         if ended:
             self._board[Head.FENCED] = self._board[Head.FENCED] + 1
             self._print(f"no beat of this node reached the others for {-left:.1f} s too long; ending its {len(ended)} ranks")
         return _LEASE_LOOK
 
-    def _workers(self) -> Iterator[Cell]:
-        """Yield the cells of the workers that had not ended by the launcher's last knowledge."""
-        for index in range(min(self._board[Head.ROOM], self._board.cells)):
-            cell = self._board.cell(index)
-            if cell[F.PID] and not cell[F.EXITED]:
-                yield cell
+    def _workers(self) -> list[Cell]:
+        """Return the cells of the workers that had not ended by the launcher's last knowledge."""
+        return [self._board.cell(at) for at in health.living(self._board, health.used_cells(self._board))]
 
     def _kill(self, pid: int) -> bool:
         """Kill a process and its group. Return False if it had ended before; its number may be that of a stranger by now."""
@@ -166,7 +163,9 @@ class FdStore:
     def _borrow(self, rank: int, name: str) -> int | None:
         with self._lock:
             held = self._held.get((rank, name))
-            if held is None or Handle.unpack(bytes.fromhex(held[2])).kind is not Kind.HOST or self._board.cell(held[0])[F.CORRUPT]:
+            if held is None or Handle.unpack(bytes.fromhex(held[2])).kind is not Kind.HOST:
+                return None
+            if name == "arena" and self._board.cell(held[0])[F.CORRUPT]:  # what it mirrors of other nodes is sound
                 return None
             return os.dup(held[1])
 
@@ -272,17 +271,20 @@ class FdStore:
         self._say_why()
         deadline = time.monotonic() + _INSIST
         while True:
-            left = [pid for pid in (*self._guarded, *(cell[F.PID] for cell in self._workers())) if self._kill(pid)]
-            if not left or time.monotonic() > deadline:
+            pids = {*self._guarded, *(cell[F.PID] for cell in self._workers())}
+            for pid in pids:
+                self._kill(pid)
+            ended = all(map(fence.quiet, pids))
+            if ended or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        if self._memory is not None and not left:
+        if self._memory is not None and ended:
             self._memory.tell_ended()
         self._clean_up()
 
     def _say_why(self) -> None:
         """Print why the workers end; stdout is services.log, which stays with the workers' logs."""
-        living = len({cell[F.PID] for cell in self._workers()})  # the fork server may already have killed some
+        living = len(self._workers())  # the fork server may already have killed some
         launcher = self._board[Head.LAUNCHER_PID]
         self._print(f"the launcher ({launcher}) is gone; ending {living} worker{'' if living == 1 else 's'}")
 

@@ -2,9 +2,9 @@
 
 The launcher of another node that watches this one is told here, too, when this node has ended.
 
-Nothing here is asked for while nothing is repaired. A connection that stays silent is closed, and a client that does not know the
-run's secret gets nothing. Bytes are read by `pread`, never mapped: the memory may shrink or change while it is read, and the client
-checks afterwards that the replica's commit mark is still the same.
+Nothing but that is asked for while nothing is repaired. A connection that stays silent is closed, but for one that watches, and a client
+that does not know the run's secret gets nothing. Bytes are read by `pread`, never mapped: the memory may shrink or change while it is read,
+and the client checks afterwards that the replica's commit mark is still the same.
 """
 
 from __future__ import annotations

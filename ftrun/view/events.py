@@ -83,7 +83,7 @@ def _of_node(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
 
 
 def _drained(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
-    yield f"this node, number {raw['node']}, gave its place to {raw['taker']}"
+    yield f"this node, number {raw['node']}, gives its place to {raw['taker']}"
 
 
 def _drain_asked(_: Callable[[int], str], raw: dict[str, Any]) -> Iterator[str]:
@@ -197,7 +197,7 @@ class _Sentences:
         elif kind == "WorldStops":
             yield f"stops with another node: {event['cause']}"
         elif kind == "Seated":
-            yield "this spare node takes a lost one's place"
+            yield f"this spare node takes the place of one that {'gave it up' if event.get('drained') else 'was lost'}"
         elif kind == "WorldDecided":
             yield f"all nodes go on with step {event['resume']}, generation {event['generation']}"
         elif kind == "WorldRestored":

@@ -25,6 +25,7 @@ class History:
         self.latest = 0.0  # time of the newest line, monotonic
         self.mesh: dict[str, int] = {}  # sizes of the dimensions of the script's mesh, by name
         self.places: dict[str, dict[str, int]] = {}  # rank -> its mesh coordinates
+        self.newest_is_elsewhere = False  # did no rank of this node fail in the newest incident?
         self.kept: dict[str, Any] = {"not_kept": {}}  # the newest note on the script's values
         self.nodes: dict[tuple[int, int], list[dict[str, Any]]] = {}  # (round, number) of an incident -> what it was on each node
         self.summary: dict[str, Any] | None = None
@@ -66,11 +67,6 @@ class History:
             return next((notes for notes in found if any(note["own"] == own for note in notes)), [])
         return next((notes for notes in reversed(found) if all(note["own"] is None for note in notes)), [])
 
-    @property
-    def newest_is_elsewhere(self) -> bool:
-        """Did no rank of this node fail in the newest incident of several nodes?"""
-        return bool(self.nodes) and all(note["own"] is None for note in self.nodes[max(self.nodes)])
-
     def add_all(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             self.add(line)
@@ -83,10 +79,14 @@ class History:
         note = raw["note"]
         if note in ("incident", "stall", "fault"):
             self.fold(note, raw)
+            self.newest_is_elsewhere = self.newest_is_elsewhere and note != "incident"
         elif note == "mesh":
             self.mesh, self.places = raw["dims"], raw["ranks"]
         elif note == "node-incident":
-            self.nodes.setdefault((raw["round"], raw["number"]), []).append(raw)
+            key = raw["round"], raw["number"]
+            self.nodes.setdefault(key, []).append(raw)
+            if key == max(self.nodes):
+                self.newest_is_elsewhere = all(one["own"] is None for one in self.nodes[key])
         elif note == "kept":
             self.kept = raw
         elif note == "summary":

@@ -25,7 +25,7 @@ _OUTCOME = record({"moved": flag}, {"why": text, **dict.fromkeys(("step", "from"
 _SHOWN = ("run", "step", "generation", "replacements", "restarts", "spares_ready", "spares_wanted", "unwell", "stall")
 
 
-def read(run_dir: Path, own: str, seconds: float, live: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def read(run_dir: Path, own: str = "", seconds: float = 0.0, live: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return one entry for each node of the run, then one for each that waits as a spare; [] in a run on one node.
 
     Args:

@@ -10,6 +10,7 @@ from ftrun.core.amounts import count, milliseconds, size
 from ftrun.core.shared import mesh
 from ftrun.core.shared.moment import CALL_AFTER, LOOP_END, Moment
 from ftrun.view import text
+from ftrun.view.status import sentences
 from ftrun.view.status.header import header, troubles
 from ftrun.view.status.nodes import nodes
 from ftrun.view.status.sentences import cause
@@ -198,6 +199,4 @@ def _replaced(incident: dict[str, Any], rank: str) -> bool:
 
 
 def _source(source: dict[str, Any]) -> str:
-    words = {"adopt": "adopted in place", "peer": "from a peer", "remote": "from another node"}
-    words["sealed"] = "adopted, update made from sealed gradients"
-    return f"{words.get(source['name'], 'from ' + source['name'])}, {size(source['bytes'])}"
+    return f"{sentences.source(source['name'])}, {size(source['bytes'])}"

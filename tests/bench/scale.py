@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
@@ -36,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from ftrun.host.base.settings import Nodes
 from tests.bench import stubs, tables
 from tests.bench.stubs import Tally
+from tests.e2e.harness import free_port
 
 ROUNDS = 2
 NODES, RANKS = 64, 64
@@ -88,7 +88,7 @@ class World:
         for number in range(shape.nodes):
             first = shape.apart or not number
             if first:
-                endpoint = str(folder) if backend == "file" else f"127.0.0.1:{_free_port()}"
+                endpoint = str(folder) if backend == "file" else f"127.0.0.1:{free_port()}"
             conf = {"is_host": str(first).lower(), "keep_alive": "60", "last_call_timeout": "0"}
             # a node that may have company uses the records as many do, also while it is alone
             nodes = Nodes(size, max(size, 2), backend, endpoint, conf, local_addr="127.0.0.1")
@@ -227,11 +227,6 @@ def _ratio(mine: Sequence[Sequence[Incident]], others: Sequence[Sequence[Inciden
     if others is None:
         return ""
     return tables.figure([a / b for a, b in zip(medians(mine), medians(others), strict=True)], "times", 2)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 HEAD = [

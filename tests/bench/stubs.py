@@ -179,6 +179,7 @@ class StubAgent:
         assert meeting is not None
         self._carrier: Counting | None = None
         self._peers = Peers(context, replace(meeting, opener=self._counted(meeting.opener)))
+        self._peers.listen(self)
         services = _Services(self._loop)
         logs: Any = type("NoLogs", (), {"rank_offset": 0})()
         self._pool = WorkerPool(context, logs, set)
@@ -273,6 +274,15 @@ class StubAgent:
 
     def generation(self) -> int:
         return self._state.generation
+
+    def seen(self, nodes: list[Record]) -> None:
+        """Do nothing: nobody looks at the other nodes."""
+
+    def asked(self, request: Record) -> None:
+        raise AssertionError(f"nobody asks for {request}")
+
+    def refused(self, why: str) -> None:
+        raise AssertionError(why)
 
     def on_met(self) -> None:
         self._listener.on_event(self._peers.begins())

@@ -34,11 +34,11 @@ def _once(
 
 @pytest.fixture(scope="session")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """stock(*arguments): the uninterrupted result of stock torch and Gloo; see tests/e2e/stock.py."""
+    """stock(*arguments, ranks=4): the uninterrupted result of stock torch and Gloo; see tests/e2e/stock.py."""
 
-    def run(*arguments: str) -> Outcome:
+    def run(*arguments: str, ranks: int = harness.RANKS) -> Outcome:
         chosen = harness.unhurried(arguments)
-        return _once(tmp_path_factory, chosen, lambda folder: harness.stock(folder, chosen), harness.RANKS)
+        return _once(tmp_path_factory, (ranks, chosen), lambda folder: harness.stock(folder, chosen, ranks), ranks)
 
     return run
 

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from ftrun.core.system import files
 from tests.conftest import ROOT
 
-NEEDS = "namespaces need root and the command ip"
 
-
-def possible() -> bool:
+def _possible() -> bool:
     """May this process make network namespaces?"""
     if os.geteuid() or shutil.which("ip") is None:
         return False
@@ -75,6 +75,10 @@ class Lan:
     def address(self, node: int) -> str:
         return f"10.77.0.{node + 1}"
 
+    def meeting(self) -> tuple[str, ...]:
+        """The options with which all meet on the first machine."""
+        return ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.address(0)}:29499")
+
     def command(self, node: int, command: Sequence[str]) -> list[str]:
         """The same command, on that machine."""
         return ["ip", "netns", "exec", self._names[node], *command]
@@ -115,3 +119,6 @@ def lan(nodes: int, rules: Path | None = None) -> Iterator[Lan]:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+needs_lan = pytest.mark.skipif(not _possible(), reason="namespaces need root and the command ip")

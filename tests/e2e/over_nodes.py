@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ftrun.core.errors import PlatformError
+from ftrun.core.shared import gate
 from ftrun.core.shared.board import Board, Cell, F, Flag
 from ftrun.core.shared.world import newest_world
 from tests.conftest import wait_for
@@ -80,6 +81,12 @@ def end(begun: Sequence[Running], ranks: int = 4, timeout: float = TIMEOUT) -> l
         own.ranks = read(folder, 0, 0.0, ranks).ranks
         found.append(own)
     return found
+
+
+def until_gate(begun: Sequence[Running], number: int) -> None:
+    """Wait until the gate of that number has opened on all nodes."""
+    boards = [Board.open(one.run_dir() / "board") for one in begun]
+    wait_for(lambda: min(gate.unpack(board.gate()).last for board in boards) >= number, f"gate {number}", TIMEOUT)
 
 
 def all_exact(outcomes: Sequence[Outcome], wanted: Outcome, struck: Sequence[int] = ()) -> None:
@@ -160,6 +167,12 @@ class Killer:
                     os.kill(self._random.choice(pids), signal.SIGKILL)
                     killed += 1
         return killed
+
+    def kill_now_and_then(self, times: int) -> None:
+        """Kill a worker so many times, in the training or in a repair."""
+        for _ in range(times):
+            self.pause(0.2, 0.8)
+            self.kill()
 
     def pause(self, least: float, most: float) -> None:
         time.sleep(self._random.uniform(least, most))

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
-from tests.e2e.harness import Outcome
+from tests.e2e.harness import Outcome, Running
 
 RANKS = 8
 NODES = ((4, 4), (2, 2, 2, 2), (3, 5), (4, 2, 2))
@@ -79,10 +79,11 @@ def run(folder: Path, program: Program, wanted: Outcome, seed: int, kills: int) 
     chosen, begun_at = random.Random(seed), time.monotonic()
     nodes = NODES[seed % len(NODES)]
     with lans.lan(len(nodes)) as lan:
-        begun = over_nodes.begin(folder, program.told, nodes=nodes, script=program.script, lan=lan)
-        killer, killed, at_gate = over_nodes.Killer(begun, seed), 0, 0
-        wrong = ""
+        begun: list[Running] = []
+        killed, at_gate, wrong = 0, 0, ""
         try:
+            begun = over_nodes.begin(folder, program.told, nodes=nodes, script=program.script, lan=lan)
+            killer = over_nodes.Killer(begun, seed)
             killer.wait_for_all(RANKS)
             while killed < kills and all(one.process.poll() is None for one in begun):
                 gate = chosen.random() < AT_GATE

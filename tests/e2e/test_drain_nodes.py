@@ -10,8 +10,9 @@ import pytest
 
 from tests.e2e import over_nodes
 from tests.e2e.harness import Outcome, Running
-from tests.e2e.test_lost_nodes import begin, wait_for_steps
-from tests.e2e.test_over_nodes import Stock, all_exact
+from tests.e2e.over_nodes import all_exact
+from tests.e2e.test_lost_nodes import begin
+from tests.e2e.test_over_nodes import Stock
 
 STEPS = ("--steps", "120", "--stretch", "0.05")
 
@@ -32,7 +33,7 @@ def nobody_restarted(outcomes: Sequence[Outcome]) -> None:
 @pytest.mark.slow
 def test_a_rank_of_another_node(folder: Path, stock: Stock) -> None:
     begun = over_nodes.begin(folder, STEPS)
-    wait_for_steps(begun)
+    over_nodes.until_gate(begun, 3)
     for asked, rank, node in ((0, 3, 1), (1, 0, 0)):
         said = drain(begun[asked], "--rank", str(rank))
         assert (said["moved"], said["rank"], said["node"]) == (True, rank, node) and said["from"] != said["to"]
@@ -50,7 +51,7 @@ def test_a_rank_of_another_node(folder: Path, stock: Stock) -> None:
 def test_a_node_gives_its_place_to_a_spare_one(asked: int, node: int, folder: Path, stock: Stock) -> None:
     """Also the one that leads and has the store in which the ranks meet; and asked on itself."""
     begun = begin(folder, STEPS)
-    wait_for_steps(begun[:2])
+    over_nodes.until_gate(begun[:2], 3)
     said = drain(begun[asked], "--node", str(node))
     assert (said["moved"], said["node"]) == (True, node)
     assert begun[node].wait(30.0) == 0
@@ -67,7 +68,7 @@ def test_a_node_gives_its_place_to_a_spare_one(asked: int, node: int, folder: Pa
 @pytest.mark.slow
 def test_what_cannot_be_drained(folder: Path) -> None:
     begun = over_nodes.begin(folder, STEPS)
-    wait_for_steps(begun)
+    over_nodes.until_gate(begun, 3)
     for words, why in (
         (("--node", "1"), "no spare node with 2 ranks waits to take the place of node 1"),
         (("--node", "2"), "there is no node 2: the run has nodes 0 to 1"),

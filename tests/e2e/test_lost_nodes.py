@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board
 from ftrun.core.system.procfs import process_start
 from tests.conftest import wait_for
 from tests.e2e import harness, over_nodes, sharding
@@ -32,12 +30,6 @@ def begin(folder: Path, arguments: Sequence[str], faults: Sequence[str] = (), op
     begun = over_nodes.begin(folder, arguments, faults, options=(*SOON, *options), **{"spares": [2], **more})  # type: ignore[arg-type]
     wait_for(lambda: all("this node is a spare" in one.output for one in begun[2:]), "a spare node")
     return begun
-
-
-def wait_for_steps(begun: Sequence[Running]) -> None:
-    """Wait until some gates have opened: before the first one no node mirrors anything."""
-    boards = [Board.open(one.run_dir() / "board") for one in begun]
-    wait_for(lambda: min(gate.unpack(board.gate()).last for board in boards) >= 3, "the first steps", 60.0)
 
 
 def end(begun: list[Running], lost: int) -> list[Outcome]:
@@ -79,7 +71,7 @@ def test_only_the_launcher_dies(lost: int, folder: Path, stock: Stock) -> None:
     """The node's guardian ends its workers and says so: nobody waits until its record has stood still, which would take an hour here."""
     begun = over_nodes.begin(folder, STEPS, options=("--rdzv-conf", "keep_alive=3600,beat=0.5"), spares=[2])
     wait_for(lambda: "this node is a spare" in begun[2].output, "a spare node")
-    wait_for_steps(begun[:2])
+    over_nodes.until_gate(begun[:2], 3)
     begun[lost].process.send_signal(signal.SIGKILL)
     all_exact(end(begun, lost), stock(*STEPS), struck=[1])
 
@@ -120,7 +112,7 @@ def test_one_of_three_nodes(folder: Path, stock: Stock) -> None:
 def test_a_launcher_that_was_frozen_comes_back_as_a_spare_node(folder: Path, stock: Stock) -> None:
     steps = ("--steps", "200", "--stretch", "0.05")
     begun = begin(folder, steps)
-    wait_for_steps(begun[:2])
+    over_nodes.until_gate(begun[:2], 3)
     begun[1].process.send_signal(signal.SIGSTOP)
     workers = over_nodes.Killer(begun[:2], 0).pids(1)
     wait_for(lambda: "takes its place" in begun[0].output, "the loss")
@@ -170,13 +162,13 @@ def test_a_node_that_nobody_can_replace(why: str, folder: Path, stock: Stock) ->
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 def test_a_node_whose_cable_is_cut(folder: Path, stock: Stock) -> None:
     """It ends by itself, since it cannot reach the others any more; nothing on it dies before."""
     with lans.lan(3) as lan:
-        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        meet = lan.meeting()
         begun = begin(folder, ("--steps", "100", "--stretch", "0.05"), lan=lan, backend=meet)
-        wait_for_steps(begun[:2])
+        over_nodes.until_gate(begun[:2], 3)
         lan.plug(1, into=False)
         outcomes = end(begun, 1)
         assert begun[1].process.returncode == 1 and "cannot be reached" in begun[1].output, begun[1].output
@@ -184,14 +176,14 @@ def test_a_node_whose_cable_is_cut(folder: Path, stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_machine_is_lost(lost: int, folder: Path, stock: Stock) -> None:
     """Nobody says anything: neither its guardian nor its kernel, which would close connections."""
     steps = ("--steps", "100", "--stretch", "0.05")
     with lans.lan(3) as lan:
         begun = begin(folder, steps, lan=lan)
-        wait_for_steps(begun[:2])
+        over_nodes.until_gate(begun[:2], 3)
         lan.destroy(lost)
         all_exact(end(begun, lost), stock(*steps), struck=[1])
 
@@ -204,7 +196,7 @@ def test_a_node_on_which_too_much_fails_gives_its_place_to_a_spare_one(folder: P
     assert begun[1].wait(60.0) == 75, begun[1].output
     assert "this node's place goes to a spare node as soon as its workers have ended" in begun[1].output
     all_exact(end(begun, 1), stock(*STEPS), struck=[1])
-    assert "where --max-replacements is 1; " in begun[0].output and "takes its place" in begun[0].output, begun[0].output
+    assert "where --max-replacements is 1, and " in begun[0].output and "takes its place" in begun[0].output, begun[0].output
 
 
 @pytest.mark.slow
@@ -216,15 +208,15 @@ def test_without_a_spare_node_such_a_node_ends_the_run(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 @pytest.mark.parametrize("way", ["to", "from"])
 def test_a_cable_that_is_cut_one_way(way: str, folder: Path, stock: Stock, tmp_path: Path) -> None:
     """The node meets the others in an endpoint of another node: it hears them, or they hear it, and not both. It ends by itself."""
     steps = ("--steps", "100", "--stretch", "0.05")
     with lans.lan(3, tmp_path / "rules") as lan:
-        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        meet = lan.meeting()
         begun = begin(folder, steps, lan=lan, backend=meet)
-        wait_for_steps(begun[:2])
+        over_nodes.until_gate(begun[:2], 3)
         lan.lose(1, float(way == "to"), float(way == "from"))
         outcomes = end(begun, 1)
         assert begun[1].process.returncode == 1 and "cannot be reached" in begun[1].output, begun[1].output

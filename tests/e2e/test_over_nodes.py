@@ -47,10 +47,10 @@ def test_a_rank_dies_in_its_backward(folder: Path, stock: Stock) -> None:
     assert "fault did not fire" not in here + there, "rank 2 is no rank of node 0"
 
 
-def test_the_only_rank_of_a_node_dies_in_its_update(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_only_rank_of_a_node_dies_in_its_update(folder: Path, stock: Stock) -> None:
     begun = over_nodes.begin(folder, STEPS, [kill(1, "update", 6)], nodes=(1, 1))
     outcomes = over_nodes.end(begun, ranks=2)
-    all_exact(outcomes, harness.stock(tmp_path_factory.mktemp("stock"), STEPS, ranks=2), struck=[1])
+    all_exact(outcomes, stock(*STEPS, ranks=2), struck=[1])
     assert "takes over rank 1; going on with step 7; state copied from another node" in outcomes[1].output
 
 
@@ -79,13 +79,13 @@ def test_a_corrupt_rank_is_outvoted_by_those_of_all_nodes(folder: Path, stock: S
     ids=str,
 )
 def test_corrupt_ranks_anywhere(
-    nodes: tuple[int, ...], phase: str, struck: dict[int, int], folder: Path, tmp_path_factory: pytest.TempPathFactory
+    nodes: tuple[int, ...], phase: str, struck: dict[int, int], folder: Path, stock: Stock
 ) -> None:
     begun = over_nodes.begin(
         folder, STEPS, [fault("bitflip", rank, phase, 5) for rank in struck], nodes=nodes, options=OFTEN, backend=given_ranks()
     )
     outcomes = over_nodes.end(begun, ranks=sum(nodes))
-    all_exact(outcomes, harness.stock(tmp_path_factory.mktemp("stock"), STEPS, ranks=sum(nodes)), struck=[*struck.values()])
+    all_exact(outcomes, stock(*STEPS, ranks=sum(nodes)), struck=[*struck.values()])
     assert corrupt_ones(outcomes) == [[rank for rank, at in struck.items() if at == node] for node in range(len(nodes))]
 
 
@@ -262,8 +262,8 @@ def test_what_only_another_node_knows_makes_the_result_not_known(folder: Path) -
 
 
 @pytest.mark.slow
-def test_a_lost_node_starts_all_anew(folder: Path, stock: Stock) -> None:
-    """Nobody has a lost node's ranks, so the others wait for a node that takes its place, and start from the beginning."""
+def test_after_a_loss_the_others_wait_and_can_be_interrupted(folder: Path) -> None:
+    """Nobody has a lost node's ranks, and no spare node waits: the others wait for one, to start from the beginning."""
     steps = ("--steps", "400", "--stretch", "0.01")
     meet = ("--max-restarts", "2", "--rdzv-conf", "keep_alive=2")
     begun = over_nodes.begin(folder, steps, options=meet)
@@ -276,19 +276,17 @@ def test_a_lost_node_starts_all_anew(folder: Path, stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 @pytest.mark.parametrize("backend", ["file", "c10d"])
 def test_over_a_network_of_their_own(backend: str, folder: Path, stock: Stock) -> None:
     """Each node has an address that the others reach through a bridge, and a loopback interface that they do not."""
     steps = ("--steps", "60", "--stretch", "0.01")
     with lans.lan(2) as lan:
-        meet = () if backend == "file" else ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        meet = () if backend == "file" else lan.meeting()
         begun = over_nodes.begin(folder, steps, lan=lan, backend=meet)
         killer = over_nodes.Killer(begun, 7)
         killer.wait_for_all(4)
-        for _ in range(3):
-            killer.pause(0.2, 0.8)
-            killer.kill()
+        killer.kill_now_and_then(3)
         all_exact(over_nodes.end(begun), stock(*steps))
 
 
@@ -344,7 +342,7 @@ def test_nodes_with_given_ranks(folder: Path, stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 def test_a_copy_over_a_network(folder: Path, sharded_stock: Stock) -> None:
     told = ("--steps", "8", *sharding.HSDP)
     with lans.lan(2) as lan:
@@ -355,7 +353,7 @@ def test_a_copy_over_a_network(folder: Path, sharded_stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 def test_a_cable_that_is_out_for_a_while(folder: Path, stock: Stock) -> None:
     """Nothing fails: the training waits, and goes on."""
     steps = ("--steps", "60", "--stretch", "0.01")
@@ -372,7 +370,7 @@ def test_a_cable_that_is_out_for_a_while(folder: Path, stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 @pytest.mark.parametrize("backend", ["file", "c10d"])
 def test_a_network_that_loses_packets(backend: str, folder: Path, stock: Stock, tmp_path: Path) -> None:
     """One of twenty, each way; a datagram of a bell, too."""
@@ -380,18 +378,16 @@ def test_a_network_that_loses_packets(backend: str, folder: Path, stock: Stock, 
     with lans.lan(2, tmp_path / "rules") as lan:
         for node in range(2):
             lan.lose(node, 0.05, 0.0)
-        meet = () if backend == "file" else ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lan.address(0)}:29499")
+        meet = () if backend == "file" else lan.meeting()
         begun = over_nodes.begin(folder, steps, lan=lan, backend=meet)
         killer = over_nodes.Killer(begun, 11)
         killer.wait_for_all(4)
-        for _ in range(3):
-            killer.pause(0.2, 0.8)
-            killer.kill()
+        killer.kill_now_and_then(3)
         all_exact(over_nodes.end(begun), stock(*steps))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 @pytest.mark.parametrize("way", ["to", "from"])
 def test_a_cable_that_is_bad_one_way_for_a_while(way: str, folder: Path, stock: Stock, tmp_path: Path) -> None:
     steps = ("--steps", "60", "--stretch", "0.01")

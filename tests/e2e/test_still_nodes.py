@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from ftrun.core import paths
-from ftrun.core.shared import gate
-from ftrun.core.shared.board import Board
 from tests.conftest import wait_for
-from tests.e2e import harness, over_nodes, test_subgroups
 from tests.e2e import lan as lans
+from tests.e2e import over_nodes, test_subgroups
 from tests.e2e.harness import Outcome, Running, fault
 from tests.e2e.test_over_nodes import STEPS, Stock, all_exact
 
@@ -27,10 +25,10 @@ def accused(outcomes: Sequence[Outcome]) -> list[tuple[int, str, str]]:
     return [(node, event["fault"], event["evidence"]) for node, event in dead if event["fault"] in ("hang", "collective", "gil")]
 
 
-def test_the_only_rank_of_a_node_is_busy_for_ever(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_only_rank_of_a_node_is_busy_for_ever(folder: Path, stock: Stock) -> None:
     begun = over_nodes.begin(folder, STEPS, [fault("hang", 1, "backward", 6)], nodes=(1, 1), options=SOON)
     outcomes = over_nodes.end(begun, ranks=2)
-    all_exact(outcomes, harness.stock(tmp_path_factory.mktemp("stock"), STEPS, ranks=2), struck=[1])
+    all_exact(outcomes, stock(*STEPS, ranks=2), struck=[1])
     ((node, kind, why),) = accused(outcomes)
     assert (node, kind) == (1, "hang")
     assert "; rank 0 waits for it in allreduce #" in why, "node 0 told what its rank waits in"
@@ -60,19 +58,14 @@ def test_a_rank_leaves_out_what_a_rank_of_another_node_waits_in(folder: Path) ->
     assert test_subgroups.result(outcomes[0]) == test_subgroups.result(test_subgroups.run(folder / "clean", "all", []))
 
 
-def until_gate(begun: Sequence[Running], number: int) -> None:
-    boards = [Board.open(one.run_dir() / "board") for one in begun]
-    wait_for(lambda: all(gate.unpack(board.gate()).last >= number for board in boards), f"gate {number}", harness.TIMEOUT)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 def test_packets_between_two_nodes_are_lost_without_a_word(folder: Path, stock: Stock) -> None:
     """Nobody is to blame: all connect anew, nobody is replaced."""
     steps = ("--steps", "60", "--stretch", "0.02")
     with lans.lan(2) as lan:
         begun = over_nodes.begin(folder, steps, lan=lan, options=SOON)
-        until_gate(begun, 10)
+        over_nodes.until_gate(begun, 10)
         lan.plug(1, into=False)
         wait_for(lambda: "making all connections again" in begun[0].output, "a suspicion of the links")
         time.sleep(2.0)  # the new connections wait for the cable, too
@@ -87,19 +80,24 @@ def test_packets_between_two_nodes_are_lost_without_a_word(folder: Path, stock: 
     assert incident["fault"] == "link" and not outcomes[1].notes("incident")
 
 
+def all_wait(begun: Sequence[Running]) -> bool:
+    """Does each node know of all that they show where their ranks wait?"""
+    shown = [json.loads((one.run_dir() / paths.NODES).read_text()) for one in begun]
+    return all(node["shows"].get("waits") for nodes in shown for node in nodes)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not lans.possible(), reason=lans.NEEDS)
+@lans.needs_lan
 def test_a_slow_network_is_no_fault(folder: Path, stock: Stock) -> None:
     """Reductions of seconds where steps took milliseconds, with the patience that is learned from those: nobody is judged."""
     steps = ("--steps", "60", "--stretch", "0.01")
     with lans.lan(2) as lan:
         begun = over_nodes.begin(folder, steps, lan=lan)
-        until_gate(begun, 20)
+        over_nodes.until_gate(begun, 20)
         lan.slow(1, True)
-        time.sleep(10.0)
-        shown = [json.loads((one.run_dir() / paths.NODES).read_text()) for one in begun]
+        wait_for(lambda: all_wait(begun), "a world that stands still", 30.0)
+        time.sleep(8.0)  # nobody is judged meanwhile
         lan.slow(1, False)
         outcomes = over_nodes.end(begun)
     all_exact(outcomes, stock(*steps))
-    assert all(node["shows"]["waits"] for nodes in shown for node in nodes), "the world stood still"
     assert not any(one.notes("incident") or one.events("Stuck") for one in outcomes)

@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import wait_for
 from tests.e2e import over_nodes
 from tests.e2e.harness import Running, kill
-from tests.e2e.test_over_nodes import Stock, all_exact
+from tests.e2e.over_nodes import all_exact
+from tests.e2e.test_over_nodes import Stock
 
 STEPS = ("--steps", "60", "--stretch", "0.05")
 

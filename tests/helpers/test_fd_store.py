@@ -18,6 +18,8 @@ from ftrun import native
 from ftrun.core import paths
 from ftrun.core.shared import lease
 from ftrun.core.shared.board import Board, F, Head
+from ftrun.core.shared.handle import Handle, Kind
+from ftrun.helpers.fd_store import FdStore
 from ftrun.host.services import services
 from ftrun.worker.link.fd_store import FdStoreClient
 from tests.conftest import wait_for
@@ -181,30 +183,53 @@ def test_connections_that_say_nothing_keep_nobody_out(kept: Kept) -> None:
         sock.close()
 
 
-def test_ranks_end_with_the_lease_of_their_node(tmp_path: Path) -> None:
+def test_ranks_end_with_the_lease_of_their_node(kept: Kept, tmp_path: Path) -> None:
     """A launcher that is frozen or cut off renews it no more. Spares are left for the time after; so is a rank of a renewed lease."""
-    kept = Kept(tmp_path)
     board = kept.board
     workers = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(3)]
-    for cell, (worker, rank) in enumerate(zip(workers, (5, 6, None), strict=True)):
-        Board.make_room(tmp_path / paths.BOARD, cell)
-        board.cell(cell)[F.PID] = worker.pid
-        board.cell(cell)[F.RANK] = 0 if rank is None else rank + 1
-    lease.grant(board, 2.0, lease.now())
-    kept.client.get(0, "nothing")  # its look at the board
-    for _ in range(20):
-        time.sleep(0.1)
-        lease.renew(board, lease.now())
-    assert [worker.poll() for worker in workers] == [None] * 3 and not board[Head.FENCED]
-    last = time.monotonic()
-    codes = [worker.wait(10.0) for worker in workers[:2]]
-    assert codes == [-signal.SIGKILL] * 2 and time.monotonic() - last > 1.3
-    wait_for(lambda: board[Head.FENCED], "the mark on the board")
-    assert workers[2].poll() is None
-    lease.renew(board, lease.now())
-    board.cell(2)[F.RANK] = 6
-    time.sleep(0.3)
-    assert workers[2].poll() is None and board[Head.FENCED] == 1
-    workers[2].kill()
-    workers[2].wait(10.0)
-    kept.close()
+    try:
+        for cell, (worker, rank) in enumerate(zip(workers, (5, 6, None), strict=True)):
+            Board.make_room(tmp_path / paths.BOARD, cell)
+            board.cell(cell)[F.PID] = worker.pid
+            board.cell(cell)[F.RANK] = 0 if rank is None else rank + 1
+        lease.renew(board, 2.0, lease.now())
+        kept.client.get(0, "nothing")  # its look at the board
+        for _ in range(20):
+            time.sleep(0.1)
+            lease.renew(board, 2.0, lease.now())
+        assert [worker.poll() for worker in workers] == [None] * 3 and not board[Head.FENCED]
+        last = time.monotonic()
+        codes = [worker.wait(10.0) for worker in workers[:2]]
+        assert codes == [-signal.SIGKILL] * 2 and time.monotonic() - last > 1.3
+        wait_for(lambda: board[Head.FENCED], "the mark on the board")
+        assert workers[2].poll() is None
+        lease.renew(board, 2.0, lease.now())
+        board.cell(2)[F.RANK] = 6
+        time.sleep(0.3)
+        assert workers[2].poll() is None and board[Head.FENCED] == 1
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait(10.0)
+
+
+@pytest.mark.parametrize(("name", "given"), [("arena", False), ("slots", True)])
+def test_what_a_corrupt_rank_mirrors_of_others_is_sound(name: str, given: bool, tmp_path: Path) -> None:
+    """Its own weights are refused to other nodes."""
+    board = Board.create(tmp_path / paths.BOARD, 1)
+    Board.make_room(tmp_path / paths.BOARD, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    store = FdStore(tmp_path, theirs)
+    fd = os.memfd_create(MARK)
+    handle = Handle(Kind.HOST, SIZE).pack().hex()
+    store._held[(7, name)] = 0, fd, handle
+    sound = store._borrow(7, name)
+    assert sound is not None
+    board.cell(0)[F.CORRUPT] = 1
+    borrowed = store._borrow(7, name)
+    assert (borrowed is not None) is given
+    for one in (fd, sound, borrowed):
+        if one is not None:
+            os.close(one)
+    ours.close()
+    theirs.close()

@@ -160,11 +160,10 @@ def test_memory_that_is_gone_is_said_so(node: Node) -> None:
 class Listener:
     """The launcher of another node, which listens to the guardian of this one."""
 
-    def __init__(self, node: Node, secret: str = SECRET) -> None:
+    def __init__(self, node: Node) -> None:
         self.ended: list[str] = []
-        self.secret = secret
         self.guardian = Guardian(self.ended.append)
-        self.guardian.listen(Guarded("b", *node.address, secret))
+        self.guardian.listen(Guarded("b", *node.address, SECRET))
 
     def wait(self, node: Node) -> None:
         """Wait until it listens."""

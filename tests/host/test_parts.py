@@ -359,7 +359,7 @@ def test_a_full_file_system_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(disk_space, "_LEAST", 20 * 4096)
     monkeypatch.setattr(disk_space.os, "statvfs", statvfs)
     monkeypatch.setattr(disk_space, "_EVERY", 0.01)
-    monkeypatch.setattr(disk_space, "mount", lambda path: ("tmpfs" if path == tmp_path / "b" else "ext4", []))
+    monkeypatch.setattr(disk_space, "mount", lambda path: "tmpfs" if path == tmp_path / "b" else "ext4")
     watch = disk_space.RoomWatch({"a file": tmp_path / "a", "the board": tmp_path / "b"})
     try:
         found = wait_for(watch.news, "the full disk")

@@ -26,7 +26,6 @@ class Node:
 
     def __init__(self, folder: Path, number: int) -> None:
         folder.mkdir()
-        self.incident = (0, 0)
         self.place = NodePlace(0, number, 2, 2 * number, 4, 0)
         self.shown: list[dict[str, Any]] = []
         self.listener = Recorder()
@@ -36,17 +35,13 @@ class Node:
         self.account = Account()
         self.incidents = NodeIncidents(context, self)  # type: ignore[arg-type]
 
-    def watch(self, on_seen: object) -> None:
-        pass
-
     def shows(self, subject: str, facts: dict[str, Any]) -> None:
         assert subject == "incidents"
         self.shown = facts["newest"]
 
     def goes_through(self, number: int, victim: dict[str, Any] | None = None) -> None:
         """An incident of the world; one of a `victim` of this node is in its own account."""
-        self.incidents.saw(STOP, self.account, 3, self.holders)
-        self.incident = (0, number)
+        self.incidents.saw(STOP, self.account, 3, (0, number), self.holders)
         if victim is not None:
             told = {"generation": 3, "victims": [victim], "ms": {"detect": 4.0, "stop": 7.04}, "total_ms": 11.04}
             told["sources"] = {"2": {"name": "adopt", "bytes": 0, "cell": 4}}
@@ -56,7 +51,7 @@ class Node:
                 for said, when in ((F.STOPPED, F.STOPPED_NS), (F.FIRST_DONE, F.FIRST_DONE_NS)):
                     self.board.cell(cell)[said], self.board.cell(cell)[when] = 3, time.monotonic_ns() + 50_000_000
             self.account = Account(incidents=tuple({**one, "generation": 2} for one in self.account.incidents))
-        self.incidents.saw(OVER, self.account, 3, self.holders)
+        self.incidents.saw(OVER, self.account, 3, (0, number), self.holders)
 
     def as_seen(self, here: bool = False) -> dict[str, Any]:
         about = {"node": self.place.node, "id": f"id{self.place.node}", "host": "beta", "here": here}
@@ -114,9 +109,9 @@ def test_only_the_newest_are_shown_and_they_are_small(nodes: tuple[Node, Node]) 
 
 def test_a_restart_is_no_incident_of_the_nodes(nodes: tuple[Node, Node]) -> None:
     here, _ = nodes
-    here.incidents.saw(STOP, here.account, 2, here.holders)
-    here.incidents.saw((ev.Publish(3, 0, (0, 1), (), (), fresh=True),), here.account, 3, here.holders)
-    here.incidents.saw(OVER, here.account, 3, here.holders)
+    here.incidents.saw(STOP, here.account, 2, (0, 1), here.holders)
+    here.incidents.saw((ev.Publish(3, 0, (0, 1), (), (), fresh=True),), here.account, 3, (0, 1), here.holders)
+    here.incidents.saw(OVER, here.account, 3, (0, 1), here.holders)
     assert not here.shown and not here.notes
 
 
@@ -186,7 +181,7 @@ def test_events_of_drains(looking: Looking) -> None:
         "rank 3 is to leave its worker, as asked on node 0",
         "this node is to be drained, as asked on node 0",
         "not moved: no spare node with 2 ranks waits",
-        "this node, number 1, gave its place to gamma",
+        "this node, number 1, gives its place to gamma",
     ]
 
 
@@ -195,3 +190,11 @@ def test_a_damaged_note_is_passed_over(damage: dict[str, Any], looking: Looking)
     journal(looking, {**note(1, 8), **damage})
     done = looking.pipe("timeline", "lab")
     assert done.returncode == 0 and "incident 2 of 2" in done.stdout and "1 line unlike those" in done.stderr, done.stderr
+
+
+def test_the_newest_incident_may_be_one_that_no_other_node_had(looking: Looking) -> None:
+    """A restart, or a repair after the loop."""
+    recorded = (looking.finished() / "journal.jsonl").read_text().splitlines()
+    own = next(raw for line in recorded if (raw := json.loads(line)).get("note") == "incident")
+    journal(looking, note(1, 8, victims=[FAILED]), own)
+    assert "incident 3 of 3" in looking.pipe("timeline", "lab").stdout

@@ -61,13 +61,15 @@ def drain(
 def _rank(found: Live, rank: int, wait: float, as_json: bool) -> tuple[str, Callable[[], int]]:
     """What is to be done, and the function that does it and returns the exit code."""
     from ftrun.cli import elsewhere
+    from ftrun.faults import requests
 
     other = elsewhere.node_of(found, rank)
     if other is not None:
         what = f"move rank {rank} of run {found.run.run_id}, on node {other['node']} ({other['host']}), to another worker"
         return what, lambda: elsewhere.move_rank(found, other, rank, wait, as_json)
     cell = found.cell(rank)
-    _check(rank, cell)
+    if why := requests.why_not_moved(rank, cell):
+        raise UsageError(why)
     return f"move rank {rank} of run {found.run.run_id} away from process {_pid(cell)}", lambda: _move(found, rank, wait, as_json)
 
 
@@ -83,14 +85,6 @@ def _pid(cell: Cell) -> int:
     from ftrun.core.shared.board import F
 
     return cell[F.PID]
-
-
-def _check(rank: int, cell: Cell) -> None:
-    """Raises UsageError for a rank that has no place between two steps."""
-    from ftrun.faults import requests
-
-    if why := requests.why_not_moved(rank, cell):
-        raise UsageError(why)
 
 
 def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:

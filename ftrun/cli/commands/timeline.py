@@ -156,6 +156,8 @@ def _none_because(found: Found, history: History) -> str:
         return f"no incident is over yet, and one is being repaired just now: ftrun status {found.run_id}"
     if account.since is not None:
         return f"it was cut off while an incident was being repaired{more}"
+    if history.nodes:
+        return f"no rank of this node failed{more}"
     if found.live or account.exit_code == 0:
         return "no incident, nothing failed"
     if account.exit_code is None:

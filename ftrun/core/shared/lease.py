@@ -20,15 +20,15 @@ def now() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def grant(board: Board, keep_alive: float, begun: int) -> None:
-    """Begin a lease. `keep_alive`: seconds after which the others count a silent node as lost; `begun`: when, see `now`."""
+def renew(board: Board, keep_alive: float, begun: int) -> None:
+    """Extend the lease by a beat that succeeded; the first one begins it.
+
+    Args:
+        keep_alive: Seconds after which the others count a silent node as lost.
+        begun: When the launcher began the beat, see `now`.
+    """
     board[Head.RENEWED] = begun
     board[Head.LEASE] = int((keep_alive - min(_SOONER, keep_alive / 4)) * 1e9)
-
-
-def renew(board: Board, begun: int) -> None:
-    """Extend the lease by a beat that succeeded. `begun`: when the launcher began it, see `now`."""
-    board[Head.RENEWED] = begun
 
 
 def end(board: Board) -> None:

@@ -24,7 +24,7 @@ class SumRow(NamedTuple):
     replicas: int
     sum: int
     python: int
-    trusted: bool = False
+    trusted: bool
 
 
 def sum_row(cell: Cell, number: int) -> SumRow | None:
@@ -78,12 +78,10 @@ def corrupt_ranks(groups: Iterable[Sequence[SumRow]]) -> frozenset[int]:
 
 def equal_at(number: int, cells: Sequence[Cell]) -> bool:
     """Were all replicas compared at gate `number`, and equal? False if no rank has a replica."""
-    groups: dict[int, list[Cell]] = {}
-    for cell in cells:
-        if cell[F.REPLICAS]:
-            groups.setdefault(cell[F.REPLICAS], []).append(cell)
-    facts = [[(sum_of(c[F.SUM_AT])[0], c[F.SUM], c[F.PYTHON_SUM]) for c in group] for group in groups.values()]
-    return bool(facts) and all(len(g) > 1 and len(set(g)) == 1 and g[0][0] == number for g in facts)
+    rows = [sum_row(cell, number) for cell in cells if cell[F.REPLICAS]]
+    known = [row for row in rows if row is not None]
+    alike = all(len(those) > 1 and len({(row.sum, row.python) for row in those}) == 1 for those in grouped(known).values())
+    return bool(rows) and len(known) == len(rows) and alike
 
 
 def equal_over_nodes(number: int, cells: Sequence[Cell], compared: bool) -> bool:

@@ -52,17 +52,17 @@ def status(pid: int | str, task: int | str | None = None) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def mount(folder: Path) -> tuple[str, list[str]]:
-    """Return type and options of the file system that holds `folder`; ("?", [""]) if they cannot be read."""
-    found = "/", "?", ""
+def mount(folder: Path) -> str:
+    """Return the type of the file system that holds `folder`, "?" if it cannot be read."""
+    found = "/", "?"
     where = os.path.realpath(folder)
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, at, kind, options, *_ = line.split()
+            _, at, kind, *_ = line.split()
             at = at.replace("\\040", " ")
             if Path(where).is_relative_to(at) and len(at) >= len(found[0]):
-                found = at, kind, options
-    return found[1], found[2].split(",")
+                found = at, kind
+    return found[1]
 
 
 def namespace() -> str:

@@ -55,7 +55,7 @@ _NOT_KEPT = "not kept, and what it feeds may differ: {}"
 WORDS = {
     "failed_again": "rank {rank} failed a second time in the same way ({detail}); the run ends",
     "too_many_replacements": (
-        "rank {rank} died too often ({detail}); the run ends so that it can be requeued "
+        "rank {rank} died too often ({detail}); this ftrun ends so that it can be requeued "
         "(a larger --max-replacements allows more)"
     ),
     "cannot_recover": "rank {rank} cannot be replaced in place: {detail}",
@@ -83,9 +83,9 @@ WORDS = {
     "device_suspect": "{detail}; the device is suspect and is probed",
     "device_quarantined": "{detail}; the device is in quarantine, no worker gets it",
     "links_reset": "{detail}; making all connections again",
-    "node_failed": "{detail}: this machine must be looked after; the run ends so that it can be requeued elsewhere",
+    "node_failed": "{detail}: this machine must be looked after; this ftrun ends so that it can be requeued elsewhere",
     "devices_exhausted": (
-        "no healthy device is left for every rank, in quarantine: {detail}; the run ends so that it can be requeued "
+        "no healthy device is left for every rank, in quarantine: {detail}; this ftrun ends so that it can be requeued "
         "(a spare device, --nproc-per-node below their number, or --on-exhausted wait keeps it going)"
     ),
     "device_waited_for": "waiting for a healthy device for every rank, in quarantine: {detail}",

@@ -31,17 +31,25 @@ class NodeIncidents:
         self._heard = 0  # when this node first heard of the incident that goes on, monotonic ns; 0 = none does
         self._shown: list[dict[str, Any]] = []
         self._known: set[tuple[str, int, int]] = set()  # id of a node, round and number of an incident that is journalled
-        nodes.watch(self.seen)
 
-    def saw(self, actions: Iterable[Action], account: Account, generation: int, holders: Mapping[int, int]) -> None:
-        """Note what the machine ordered. `holders` maps ranks of the world to the cells of their workers on this node."""
+    def saw(
+        self, actions: Iterable[Action], account: Account, generation: int, incident: tuple[int, int], holders: Mapping[int, int]
+    ) -> None:
+        """Note what the machine ordered.
+
+        Args:
+            account: That of this node, with what the machine ordered.
+            generation: The machine's, as of then.
+            incident: Round and number of the newest incident of the world, as of then.
+            holders: Maps ranks of the world to the cells of their workers on this node.
+        """
         for action in actions:
             if isinstance(action, CloseGate):
                 self._heard = self._heard or time.monotonic_ns()
             elif isinstance(action, Publish) and action.fresh:
                 self._heard = 0
             elif isinstance(action, Say) and action.what == "recovered" and self._heard:
-                self._over(account, generation, holders)
+                self._over(account, generation, incident, holders)
 
     def seen(self, nodes: Iterable[Mapping[str, Any]]) -> None:
         """Journal what other nodes show of incidents, each once."""
@@ -52,16 +60,15 @@ class NodeIncidents:
                 key = str(entry["id"]), int(told["round"]), int(told["number"])
                 if key not in self._known:
                     self._known.add(key)
-                    self._journal(told, entry["node"], str(entry["host"]), None)
+                    self._note("node-incident", node=entry["node"], host=str(entry["host"]), here=False, own=None, **told)
 
-    def _over(self, account: Account, generation: int, holders: Mapping[int, int]) -> None:
+    def _over(self, account: Account, generation: int, incident: tuple[int, int], holders: Mapping[int, int]) -> None:
         heard, self._heard = self._heard, 0
         own = len(account.incidents) if account.incidents and account.incidents[-1]["generation"] == generation else None
         facts = account.incidents[-1] if own else measured(Incident(heard, heard, generation=generation), self._board, holders)
-        number, incident = self._nodes.incident
         told = {
-            "round": number,
-            "number": incident,
+            "round": incident[0],
+            "number": incident[1],
             "victims": [{name: victim[name] for name in _VICTIM} for victim in facts["victims"][:_NAMED]],
             "ms": {part: round(value, 1) for part, value in facts["ms"].items()},
             "total_ms": round(facts["total_ms"], 1),
@@ -69,8 +76,4 @@ class NodeIncidents:
         }
         self._shown = [*self._shown, told][-_SHOWN:]
         self._nodes.shows(SUBJECT, {"newest": self._shown})
-        self._journal(told, self._nodes.place.node, "", own or 0)
-
-    def _journal(self, told: Mapping[str, Any], node: int, host: str, own: int | None) -> None:
-        """`own`: the number of the incident on this node, 0 = none of its ranks failed; None: it is about another node."""
-        self._note("node-incident", node=node, host=host, here=own is not None, own=own or None, **told)
+        self._note("node-incident", node=self._nodes.place.node, host="", here=True, own=own, **told)

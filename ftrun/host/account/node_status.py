@@ -51,7 +51,6 @@ class NodeStatus:
         ill, _ = health.unwell(board, holders, used, time.monotonic_ns(), stall.culprits if stall else ())
         last = gate.unpack(board.gate()).last
         return {
-            "ranks": len(holders),
             "healthy": len(holders) - len(ill),
             "unwell": sorted(ill)[:_NAMED],
             "spares": len(spares),

@@ -51,7 +51,7 @@ def _look(what: str, path: Path) -> tuple[Fault, str] | None:
     left = facts.f_bavail * facts.f_frsize
     if not facts.f_blocks or (left >= _LEAST and facts.f_favail != 0) or (facts.f_files == 0 and left >= _LEAST):
         return None
-    fault = Fault.MEMORY_FULL if mount(path)[0] in _MEMORY else Fault.DISK_FULL
+    fault = Fault.MEMORY_FULL if mount(path) in _MEMORY else Fault.DISK_FULL
     name = "shared memory" if fault is Fault.MEMORY_FULL else "the disk"
     room = "no file can be made any more" if left >= _LEAST else f"{left / 1e6:.1f} MB are left"
     return fault, f"{name} under {path} is full ({room}): {what} may be lost; make room there"

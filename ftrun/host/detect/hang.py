@@ -25,7 +25,7 @@ _LIFE = operator.itemgetter(
 )
 _SOON = 0.01  # seconds between two looks, at least
 _SUBJECT = "waits"  # under which nodes show one another where their ranks are
-_TELL = 0.5  # seconds after which they are shown anew: a record is written once a second
+_TELL = 0.5  # seconds after which they are shown anew
 
 
 class WorldNodes(Protocol):

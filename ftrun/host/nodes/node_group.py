@@ -32,6 +32,8 @@ from ftrun.host.nodes.membership.open import Rendezvous
 from ftrun.host.nodes.membership.session import Session
 from ftrun.host.nodes.membership.table import NodePlace, RoundTable, sentence, weight
 
+_WRITES = 0.5  # seconds between two writings of what the nodes show
+
 
 class StoreHost(Protocol):
     """Runs this node's store, and publishes worlds."""
@@ -49,8 +51,11 @@ class StoreHost(Protocol):
         """Let other nodes that know `secret` read this node's memory, on `address`; the host passes the port to `serves`."""
 
 
-class Requests(Protocol):
-    """Hears what persons ask of this node, on any node."""
+class JobListener(Protocol):
+    """Hears what other nodes show, and what persons ask of this one, on any node."""
+
+    def seen(self, nodes: list[Record]) -> None:
+        """Take in what each node of the run shows of itself: see `News`."""
 
     def asked(self, request: Record) -> None:
         """Move a rank, or this node, as a request says; see membership.drains."""
@@ -153,7 +158,7 @@ class Peers:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._board = context.board
         self._fenced = 0  # how often the fd store ended the ranks of this node
-        beaten = functools.partial(lease.renew, context.board)
+        beaten = functools.partial(lease.renew, context.board, meeting.terms.keep_alive)
         self._session = Session(meeting.opener, meeting.terms, meeting.pause, self._on_news, beaten)
         self._table: RoundTable | None = None  # of the present world
         # number of the newest repair of the present world for which this node's gate closed, the same on every node,
@@ -162,21 +167,19 @@ class Peers:
         self._heard: Record | None = None  # the last repair that another node began
         self._seated_in = 0  # the repair in which this node takes another one's place, until it does; 0 = none
         self._after_drain = False  # that one gave it up
-        self._requests: Requests | None = None
-        self._mirrored = min(meeting.terms.spares, meeting.terms.replacements) > 0
+        self._job: JobListener | None = None
         self._decision: Record = {}  # of the newest repair
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
-        self._serves = False  # does this node serve the endpoint at which all meet?
+        self._replaceable = False  # may a spare node take this one's place?
         self._last: tuple[Record, bool] | None = None  # why a spare node is to take this one's place, and whether a person wants it
         self._seen_in = context.run_dir / paths.NODES
         self.nodes: list[Record] = []  # what each node of the run shows of itself: see `News`
-        self._on_seen: Callable[[list[Record]], None] = lambda nodes: None
+        self._unwritten = False  # is that file to be written soon?
 
     def start(self, host: StoreHost) -> None:
         self._host = host
         self._loop.watch(self._bell, self._read_news)
-        lease.grant(self._board, self._terms.keep_alive, lease.now())
         self._session.start()
 
     def close(self) -> None:
@@ -221,7 +224,7 @@ class Peers:
             ports=ports,
             secret=self._table.secret,
             replaced=tuple(map(int, self._decision.get("replaced", ()))),
-            mirrored=self._mirrored,
+            mirrored=self._terms.replaces,
         )
 
     # -- to the others -----------------------------------------------------------------------------------------------
@@ -260,13 +263,12 @@ class Peers:
     def _part(self, end: ev.End, words: Record) -> None:
         """End the run for all; or, if only this machine is at its end, keep its place for a spare node until its workers have ended."""
         drained = end.code == EXIT_OK  # a spare node was there just now
-        may_go = self._mirrored and not self._serves
-        waits = any(node["node"] is None and node["nproc"] == self._nproc for node in self.nodes)
-        if not end.worn_out or not (drained or (may_go and waits)):
+        if not end.worn_out or not (drained or self._replaceable):
             self._session.end(words)
             return
         self._last = {**words, "code": EXIT_REQUEUE}, drained
         if not drained:
+            self._session.claims(self.place.round)
             self._listener.log("this node's place goes to a spare node as soon as its workers have ended")
 
     def _closes(self, event: ev.Event, order: ev.CloseGate, rank: int | None) -> None:
@@ -304,15 +306,12 @@ class Peers:
         self._listener.log(_node_done(self.place.nodes))
 
     def shows(self, subject: str, facts: Record) -> None:
-        """Show the other nodes something of this one, a second later at most."""
+        """Show the other nodes something of this one, with its next beat."""
         self._session.shows(subject, facts)
 
-    def watch(self, on_seen: Callable[[list[Record]], None]) -> None:
-        """Call `on_seen` with what each node of the run shows of itself, whenever that changes: see `News`."""
-        self._on_seen = on_seen
-
-    def hears(self, requests: Requests) -> None:
-        self._requests = requests
+    def listen(self, job: JobListener) -> None:
+        """Let `job` hear of the other nodes. Call it before `start`."""
+        self._job = job
 
     def asks(self, request: Record) -> str:
         """Ask `node`, or the node that has `rank` (of the world), to move; return why nobody can be asked, "" = it is asked."""
@@ -420,7 +419,7 @@ class Peers:
 
     def _ready(self, news: News) -> None:
         assert self._host is not None and news.table is not None and news.record is not None
-        self._me, self._serves = news.record["me"], news.record["serves"]
+        self._me = news.record["me"]
         self.place = news.table.place(self._me)
         self.stamp = news.table.stamp()
         self._table, self._incident, self._stopped, self._decision = news.table, 0, 0, {}
@@ -442,19 +441,26 @@ class Peers:
 
     def _seen(self, news: News) -> None:
         assert news.record is not None
-        self.nodes = news.record["nodes"]
+        self.nodes, self._replaceable = news.record["nodes"], news.record["replaceable"]
+        if not self._unwritten:  # with many nodes there is news at each look
+            self._unwritten = True
+            self._loop.after(_WRITES, self._write_seen)
+
+    def _write_seen(self) -> None:
+        assert self._job is not None
+        self._unwritten = False
         with contextlib.suppress(OSError):  # no room: commands show what was seen before
             files.replace(self._seen_in, json.dumps(self.nodes), private=True)
-        self._on_seen(self.nodes)
+        self._job.seen(self.nodes)
 
     def _drain(self, news: News) -> None:
-        if self._requests is not None and news.record is not None:
-            self._listener.note("drain-asked", **news.record)
-            self._requests.asked(news.record)
+        assert self._job is not None and news.record is not None
+        self._listener.note("drain-asked", **news.record)
+        self._job.asked(news.record)
 
     def _kept(self, news: News) -> None:
-        if self._requests is not None and news.record is not None:
-            self._requests.refused(str(news.record["why"]))
+        assert self._job is not None and news.record is not None
+        self._job.refused(str(news.record["why"]))
 
     def _drained(self, news: News) -> None:
         assert news.record is not None
@@ -564,7 +570,7 @@ def _world_ready(place: NodePlace, workers: int, store: str, why: str) -> str:
 
 def _fenced(keep_alive: float) -> str:
     return (
-        f"no beat of this node reached the others, who count it as lost after {keep_alive:g} s: its workers were ended before that. "
+        f"no beat of this node counted for the others, who take it for lost after {keep_alive:g} s: its workers were ended before that. "
         "Was this ftrun stopped, or the rendezvous out of reach?"
     )
 

@@ -95,7 +95,7 @@ class Agent:
         self._detectors = Detectors(context, self._pool, nodes)
         self._helpers = HelperWatch(context, services, lambda pid: self.exited(pid, None))
         self._monitoring = monitoring
-        self._faults = FaultDesk(context, self._pool, self._devices.on_message, self._job.passes_on if self._job is not None else None)
+        self._faults = FaultDesk(context, self._pool, self._devices.on_message, self._job)
         self._reserve = Reserve(context.run_dir, listener.log)
         self._worlds = Worlds(context, services, self._pool, nodes, self, self._reserve)
         self._spares = Spares(context, self._settled, self._start_spare)
@@ -190,7 +190,7 @@ class Agent:
             seen = event, world, phase, told, self._state.generation, woke, time.monotonic()
             self._later.append(lambda s=seen: self._narrator.saw(*s))  # type: ignore[misc]
             if self._job is not None:
-                self._later.append(lambda j=self._job, a=actions, g=self._state.generation: j.saw(a, g))  # type: ignore[misc]
+                self._later.append(self._job.saw(actions, self._state.generation))
             self._later.append(lambda now=seen[-1]: self._head.show(self._narrator.account, now))  # type: ignore[misc]
         later, self._later = self._later, []
         for call in later:

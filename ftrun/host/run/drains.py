@@ -50,7 +50,6 @@ class DrainDesk:
         self._waiting: list[_Asked] = []
         self._shown: dict[str, dict[str, Any]] = {}
         self._next = 0.0  # when to try again, monotonic
-        nodes.hears(self)
 
     def passes_on(self, request: requests.Request) -> None:
         """Ask the node that has the rank, or the node itself, for what a command asked of this launcher."""
@@ -59,9 +58,8 @@ class DrainDesk:
         if why:
             self._show(request.key, moved=False, why=why)
 
-    # -- Requests ----------------------------------------------------------------------------------------------------
-
     def asked(self, request: Mapping[str, Any]) -> None:
+        """Begin what a person asks of this node; see membership.drains."""
         key, rank, begun = str(request["key"]), request["rank"], time.monotonic()
         asked = _Asked(key, rank, begun + float(request["seconds"]))
         if rank is not None:
@@ -79,7 +77,14 @@ class DrainDesk:
         self._listener.log(f"{what}, as asked on node {request['by']}")
         self._waiting.append(asked)
 
+    def fired(self, firing: trigger.Firing) -> None:
+        """Hear that a rank waits between two steps for its end."""
+        for asked in self._waiting:
+            if (firing.source, firing.fault) == (requests.REQUEST, asked.number):
+                asked.firing = firing
+
     def refused(self, why: str) -> None:
+        """Hear why this node cannot give its place up."""
         for asked in [asked for asked in self._waiting if asked.rank is None]:
             self._end(asked, moved=False, why=why)
 
@@ -94,7 +99,6 @@ class DrainDesk:
                 self._look_at_rank(asked, asked.rank)
 
     def _look_at_rank(self, asked: _Asked, rank: int) -> None:
-        asked.firing = asked.firing or next((f for f in trigger.fired(self._run_dir) if _is_of(f, asked)), None)
         if asked.firing is None:
             if time.monotonic() > asked.until and requests.take(self._run_dir, asked.number):
                 self._end(asked, moved=False, why="it began no new step in that time")
@@ -130,7 +134,3 @@ class DrainDesk:
         self._listener.note("drain-outcome", key=key, **outcome)
         self._shown = dict([*self._shown.items(), (key, outcome)][-_SHOWN:])
         self._nodes.shows(SUBJECT, self._shown)
-
-
-def _is_of(firing: trigger.Firing, asked: _Asked) -> bool:
-    return (firing.source, firing.fault) == (requests.REQUEST, asked.number)

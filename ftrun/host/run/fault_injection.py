@@ -18,14 +18,15 @@ from ftrun.faults import device, oom, requests, trigger
 from ftrun.faults.plan import load_plan
 from ftrun.host.account import messages
 from ftrun.host.base.context import LaunchContext
+from ftrun.host.run.whole_job import WholeJob
 from ftrun.host.workers.pool import WorkerPool
 
 
 class FaultDesk:
     """Accounts for the injected faults of one run.
 
-    `on_device` takes messages in the form of the device watcher's, `on_move` requests to move a rank of another node, or a node; None =
-    there is no other node, and nobody asks.
+    `on_device` takes messages in the form of the device watcher's, `job` requests to move a rank of another node, or a node, and hears
+    of ranks that are drained; None: the run is on one node.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class FaultDesk:
         context: LaunchContext,
         pool: WorkerPool,
         on_device: Callable[[dict[str, Any]], None],
-        on_move: Callable[[requests.Request], None] | None,
+        job: WholeJob | None,
     ) -> None:
         settings = context.settings
         self._run_dir = context.run_dir
@@ -43,7 +44,7 @@ class FaultDesk:
         self._note = context.listener.note
         self._log = context.listener.log
         self._on_device = on_device
-        self._on_move = on_move
+        self._job = job
         self._others = settings.nodes.most > 1  # other nodes have ranks of this run
         self._seen = 0
         self._requests: set[int] = set()
@@ -95,8 +96,8 @@ class FaultDesk:
             self._on_device(device.message(request))
         elif request.op == requests.MOVE:
             requests.take(self._run_dir, request.number)
-            if self._on_move is not None:
-                self._on_move(request)
+            if self._job is not None:
+                self._job.passes_on(request)
         else:
             self._note("request", request=vars(request))
 
@@ -109,6 +110,8 @@ class FaultDesk:
             self._nans[firing.file] = firing
         if firing.kind == Found.DRAIN:
             self._drain(firing)
+            if self._job is not None:
+                self._job.fired(firing)
         elif firing.source != "plan":
             words = messages.injected(firing.kind, firing.rank, firing.phase, firing.step, firing.epoch)
             self._log(words, "warning")

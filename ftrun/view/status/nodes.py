@@ -32,7 +32,7 @@ def nodes(picture: dict[str, Any], width: int) -> list[Line]:
         return []
     members = [entry for entry in found if entry["node"] is not None]
     waiting = len(found) - len(members)
-    ranks = sum(_size(entry) for entry in members)
+    ranks = sum(entry["nproc"] for entry in members)
     healthy = sum(entry["healthy"] or 0 for entry in members)
     title = f"{count(len(members), 'node')}" + (f" and {count(waiting, 'spare node')}" if waiting else "")
     rows = [_row(entry) for entry in found]
@@ -42,7 +42,7 @@ def nodes(picture: dict[str, Any], width: int) -> list[Line]:
 def _row(entry: dict[str, Any]) -> list[Span]:
     state = entry["state"]
     gone = state in (LOST, LEFT)
-    ranks = "" if entry["ranks"] is None else "{} to {}".format(*entry["ranks"]) if _size(entry) > 1 else str(entry["ranks"][0])
+    ranks = "" if entry["ranks"] is None else "{} to {}".format(*entry["ranks"]) if entry["nproc"] > 1 else str(entry["ranks"][0])
     well = entry["healthy"]
     known = well is not None and not gone
     ready, wanted = entry["spares_ready"], entry["spares_wanted"]
@@ -52,15 +52,11 @@ def _row(entry: dict[str, Any]) -> list[Span]:
         (ranks, PLAIN),
         (state, BAD if gone else STATE_STYLE.get(state, PLAIN)),
         (str(entry["step"]) if known else "", PLAIN),
-        (f"{well}/{_size(entry)}" if known else "", PLAIN if well == _size(entry) else BAD),
+        (f"{well}/{entry['nproc']}" if known else "", PLAIN if well == entry["nproc"] else BAD),
         (f"{ready}/{wanted}" if known and wanted else "", PLAIN if not wanted or ready >= wanted else WARN),
         (str(entry["replacements"]) if known and entry["replacements"] else "", PLAIN),
         ("; ".join(_notes(entry)), QUIET if entry["here"] and not entry["silent"] else WARN),
     ]
-
-
-def _size(entry: dict[str, Any]) -> int:
-    return 0 if entry["ranks"] is None else entry["ranks"][1] - entry["ranks"][0] + 1
 
 
 def _notes(entry: dict[str, Any]) -> list[str]:

@@ -17,10 +17,22 @@ _EXCUSES = {
     "debugger": "held by a debugger",
 }
 
+_SOURCES = {
+    "adopt": "adopted in place",
+    "peer": "from a peer",
+    "remote": "from another node",
+    "sealed": "adopted, update made from sealed gradients",
+}
+
 
 def cause(victim: dict[str, Any]) -> str:
     """Return cause, rank and moment: "SIGKILL → rank 2 in backward of step 60"."""
     return f"{victim['cause']} → rank {victim['rank']} {Moment.told(victim).words()}".rstrip()
+
+
+def source(name: str) -> str:
+    """Return where a replaced rank's state came from, by the name in the account: "adopted in place"."""
+    return _SOURCES.get(name, f"from {name}")
 
 
 def stall(found: dict[str, Any]) -> str:

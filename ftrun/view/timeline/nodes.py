@@ -11,7 +11,7 @@ from typing import Any
 from ftrun.core.account import PARTS
 from ftrun.core.amounts import milliseconds
 from ftrun.view import text
-from ftrun.view.status.sentences import cause
+from ftrun.view.status.sentences import cause, source
 from ftrun.view.text import BAD, HEAD, PLAIN, QUIET, STRONG, WARN, Line
 
 _LABEL = 17  # columns for the nodes' names
@@ -24,7 +24,6 @@ _LOOK = {
     "resume": ("═", text.DONE),
     "first_step": ("░", text.FORWARD),
 }
-_SOURCES = {"adopt": "adopted in place", "peer": "from a peer", "remote": "from another node", "sealed": "adopted"}
 
 
 def rows(incident: Sequence[dict[str, Any]], width: int) -> list[Line]:
@@ -61,7 +60,7 @@ def sentence(note: dict[str, Any]) -> str:
     """Return the victims, the stages and the sources of one node's part: "SIGKILL → rank 2 in backward of step 6; 120 ms: stop 2, ..."."""
     parts = ", ".join(f"{part.replace('_', ' ')} {milliseconds(note['ms'][part])}" for part in PARTS if note["ms"].get(part))
     who = [cause(victim) for victim in note["victims"]]
-    sources = [f"rank {rank} {_SOURCES.get(name, f'from {name}')}" for rank, name in note["sources"].items()]
+    sources = [f"rank {rank} {source(name)}" for rank, name in note["sources"].items()]
     return "; ".join([*who, f"{note['total_ms']:.0f} ms" + (f": {parts}" if parts else ""), *sources])
 
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from ftrun import native
+from ftrun.core.errors import PlatformError
 from ftrun.core.shared import far
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
@@ -33,15 +34,19 @@ class _Line:
 
     def __init__(self, address: tuple[str, int], secret: str, rank: int, names: Sequence[str]) -> None:
         self._rank, self._secret = rank, secret
+        self.mirrors: dict[str, Segment] = {}
         self._sock = socket.create_connection(address, _CONNECT)
         try:
             self._sock.settimeout(_SILENT)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._challenge = far.exactly(self._sock, far.CHALLENGE)
             self._sock.sendall(far.answer(secret, self._challenge))
-            self.mirrors = {name: Segment.create(f"far-{name}-{rank}", self._size(name)) for name in names}
-        except OSError:
+            for name in names:
+                self.mirrors[name] = Segment.create(f"far-{name}-{rank}", self._size(name))
+        except (OSError, PlatformError):
             self._sock.close()
+            for segment in self.mirrors.values():
+                segment.close()
             raise
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 _FAR = 3  # ranks of other nodes that are asked at once
 _PATIENCE = 1.0  # seconds in which this rank's own slots must come from another node that answers with an error
 _LOOK, _FAR_LOOK = 0.002, 0.01  # seconds between two looks on this node, and at others
+_FAR_AGAIN = 0.1  # seconds between two questions for this rank's own slots
 _T = TypeVar("_T")
 
 
@@ -178,7 +179,7 @@ def own_slots(context: Context) -> Segment | None:
         except OSError:
             if time.monotonic() > deadline:
                 return None
-            context.board.wait_workers(seen, _FAR_LOOK)
+            context.board.wait_workers(seen, _FAR_AGAIN)
     with contextlib.suppress(OSError):  # without an fd store, a replacement of this worker asks the other node again
         context.fd_store.put(context.rank, "slots", context.cell.index, segment.fd)
     return segment

@@ -30,7 +30,7 @@ from ftrun.worker.repair.mirrors import Mirrors
 from ftrun.worker.step.same_gate import KINDS, WORDS, not_together
 
 _KIND_BITS = int(KINDS).bit_length()
-_NOTHING = SumRow(-1, 0, 0, 0)
+_NOTHING = SumRow(-1, 0, 0, 0, trusted=False)
 _SIGN = 1 << 63  # a word of the board has 64 bits without a sign, a tensor's number has one
 
 

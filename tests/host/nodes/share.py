@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 def _library() -> str | None:
-    fetched = sorted(FETCHED.glob("**/libfuse3.so.3"))
+    fetched = sorted(FETCHED.glob("**/libfuse3.so.[34]"))
     return ctypes.util.find_library("fuse3") or (str(fetched[0]) if fetched else None)
 
 
@@ -43,7 +43,8 @@ def _missing() -> str:
     return "" if os.getuid() == 0 or shutil.which("fusermount3") else "only root may mount here"
 
 
-needs_fuse = pytest.mark.skipif(bool(_missing()), reason=_missing() or "-")
+_WHY_NOT = _missing()
+needs_fuse = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "-")
 
 
 class Share:
@@ -156,6 +157,13 @@ def _operations(root: str, told: Path, stale: float) -> Any:
         if chance.random() < what.get("fails", 0.0):
             raise mfusepy.FuseOSError(chance.choice((errno.ESTALE, errno.EIO)))
 
+    def changed(path: str, do: Callable[..., object], *more: int) -> int:
+        """Do something to a file or folder that a mount may remember."""
+        passes(writes=True)
+        do(within(path), *more)
+        remembered.forget(path)
+        return 0
+
     class Mount(mfusepy.Operations):  # type: ignore[misc]
         use_ns = True
 
@@ -222,28 +230,16 @@ def _operations(root: str, told: Path, stale: float) -> Any:
             return 0
 
         def unlink(self, path: str) -> int:
-            passes(writes=True)
-            os.unlink(within(path))
-            remembered.forget(path)
-            return 0
+            return changed(path, os.unlink)
 
         def mkdir(self, path: str, mode: int) -> int:
-            passes(writes=True)
-            os.mkdir(within(path), mode)
-            remembered.forget(path)
-            return 0
+            return changed(path, os.mkdir, mode)
 
         def rmdir(self, path: str) -> int:
-            passes(writes=True)
-            os.rmdir(within(path))
-            remembered.forget(path)
-            return 0
+            return changed(path, os.rmdir)
 
         def chmod(self, path: str, mode: int) -> int:
-            passes(writes=True)
-            os.chmod(within(path), mode)
-            remembered.forget(path)
-            return 0
+            return changed(path, os.chmod, mode)
 
         def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
             passes(writes=True)

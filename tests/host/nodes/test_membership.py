@@ -53,7 +53,8 @@ class Agent:
         self.error: Exception | None = None
         wanted = MemberTerms(**{**play.terms, **terms})
         me = Me(who, f"host-{who}", f"addr-{who}", nproc, rank)
-        self.member = Member(play.memory, me, wanted, self.hear, self.now())
+        self.shows: dict[str, Record] = {}
+        self.member = Member(play.memory, me, wanted, self.shows, self.hear, self.now())
 
     def now(self) -> float:
         return self.play.t + self.offset
@@ -466,7 +467,7 @@ def test_each_node_sees_what_the_others_show() -> None:
     play = Play(2, 2, spares=1)
     agents = [play.add(who) for who in "abc"]
     play.run()
-    agents[1].member.shows("progress", {"step": 7})
+    agents[1].shows["progress"] = {"step": 7}
     play.run()
     for agent in agents:  # the spare one, too
         told = [(node["node"], node["host"], node["state"], node["shows"]) for node in agent.seen]

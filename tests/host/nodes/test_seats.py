@@ -180,7 +180,7 @@ def test_a_node_at_its_end_gives_its_place_to_a_spare_one_or_ends_the_run(spares
         assert play.memory.records["over"]["code"] == 75
         return
     heard = newest(there, "stops").record or {}
-    assert heard["cause"] == "rank 2 on node 1 (host-b) failed: 4 times; host-s takes its place" and heard["incident"] == 3
+    assert heard["cause"] == "rank 2 on node 1 (host-b) failed: 4 times, and host-s takes its place" and heard["incident"] == 3
     assert members(play.agents["s"].ready()) == ["a", "s"]
     assert "over" not in play.memory.records and "break.0" not in play.memory.records
 
@@ -363,6 +363,29 @@ def test_drained_nodes_do_not_spend_what_lost_ones_may() -> None:
     play.frozen.add("s")
     play.run(LOST)
     assert members(newest(play.agents["a"], "stops")) == ["a", "t"]
+
+
+def test_one_spare_node_is_kept_for_one_place() -> None:
+    """Two nodes are to be drained at once, and a third one is lost before the first has ended its workers."""
+    play = play_of("abcd", "st", spares=2)
+    for who in "bc":
+        agent = play.agents[who]
+        agent.member.gives_up(0, agent.now())
+    assert [newest(play.agents[who], "drained").record["taker"] for who in "bc"] == ["host-s", "host-t"]  # type: ignore[index]
+    play.agents["a"].member.gives_up(0, play.agents["a"].now())
+    assert play.agents["a"].kinds()[-1] == "kept"
+    play.frozen.add("d")
+    play.run(LOST)
+    assert newest(play.agents["a"], "broken"), "nobody is left for it"
+
+
+def test_a_node_that_is_lost_before_it_gave_its_place_up_is_replaced_by_the_one_that_was_kept() -> None:
+    play = play_of()
+    agent = play.agents["b"]
+    agent.member.gives_up(0, agent.now())
+    play.frozen.add("b")
+    play.run(LOST)
+    assert members(newest(play.agents["a"], "stops")) == ["a", "s"]
 
 
 def test_it_waits_until_nothing_is_repaired() -> None:

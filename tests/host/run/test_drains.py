@@ -26,9 +26,6 @@ class Others:
         self.asked: list[dict[str, Any]] = []
         self.why = ""
 
-    def hears(self, requests: object) -> None:
-        pass
-
     def asks(self, request: dict[str, Any]) -> str:
         self.asked.append(request)
         return self.why
@@ -64,7 +61,9 @@ class Scene:
         """The worker of the rank takes the request, between two steps."""
         (request,) = requests.pending(self.folder)
         assert requests.take(self.folder, request.number)
-        assert trigger.claim(self.folder, request.as_fault(), "idle", 7, 0, 1001) is not None
+        firing = trigger.claim(self.folder, request.as_fault(), "idle", 7, 0, 1001)
+        assert firing is not None
+        self.drains.fired(firing)
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_a_rank_that_cannot_be_moved(scene: Scene) -> None:
     assert "only ranks of a script that calls ftrun.protect can be moved" in scene.others.shown["k"]["why"]
     scene.ask(5, key="l")
     assert scene.others.shown["l"] == {"moved": False, "why": "rank 5 is on no worker just now"}
-    assert not requests.pending(scene.folder) if (scene.folder / requests.FOLDER).exists() else True
+    assert not requests.pending(scene.folder)
 
 
 def test_a_request_that_comes_to_nothing_is_taken_back(scene: Scene) -> None:

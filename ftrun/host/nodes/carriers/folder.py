@@ -92,7 +92,7 @@ def makes_links(folder: Path) -> bool:
     Raises:
         OSError: The folder cannot be written.
     """
-    first, second = (folder / f".try-{k}.{os.uname().nodename}.{os.getpid()}" for k in (1, 2))
+    first, second = (folder / f".try-{k}.{_own_name()}" for k in (1, 2))
     try:
         files.write_private(first, "")
         os.link(first, second)
@@ -109,6 +109,11 @@ def makes_links(folder: Path) -> bool:
         for path in (first, second):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _own_name() -> str:
+    """Return a name that no other process has, also not one of another machine or container."""
+    return f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
 
 
 def _what_and_way_out(error: OSError) -> str:
@@ -204,7 +209,7 @@ class _Records:
 
     def __init__(self, folder: Path) -> None:
         self._path = self._session(folder)
-        self._own = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
+        self._own = _own_name()
         self._created = 0
         self._known: dict[str, tuple[tuple[int, int, int], Record]] = {}
 

@@ -20,7 +20,7 @@ from ftrun.host.nodes.carriers.carrier import OVER, Record
 from ftrun.host.nodes.messages import MAX_FRAME, VERSION, frame, pack, take, text
 
 _LONGEST_GREETING = 4096  # bytes; a stranger may not have us keep more
-_MOST_NEWS = MAX_FRAME // 8  # characters of records in one answer; JSON has at most 6 bytes for each
+_MOST_NEWS = MAX_FRAME // 2  # bytes of records in one answer
 _MAX_UNREAD = 64 * 1024 * 1024  # bytes that a client may leave unread before it is dropped
 
 

@@ -10,6 +10,7 @@ the records and does what is due; to do it twice is harmless. Records:
 - `over`: the run is over for everyone, and why.
 - `drain.<r>.<n>`: somebody wants a rank of round r moved, or a whole node: drains.py. A node that gives its place up begins an incident, as
   whoever sees a loss does.
+- `claim.<r>.<id>`: spare node `id` is kept for a place, whose node ends its workers before it gives the place up.
 - Those of repairs in place within a round, in which a spare node may take a lost one's place: together.py. A node that takes the first
   place writes `store.<r>.<i>`, for incident i: the first store was the lost node's.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ftrun.core.amounts import count
 from ftrun.host.nodes.carriers.carrier import OVER, Carrier, CarrierLost, Record
@@ -29,6 +30,7 @@ from ftrun.host.nodes.membership.guardian import Guarded
 from ftrun.host.nodes.membership.seats import Seats
 from ftrun.host.nodes.membership.sights import Sights
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
+from ftrun.host.nodes.membership.takers import Takers
 from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
 from ftrun.host.nodes.membership.together import Together
 from ftrun.host.nodes.messages import VERSION
@@ -46,8 +48,9 @@ class News:
     - ready: table, and record with host and port of the store, me, the incident in which this node takes another one's place, or 0, and
       whether that one was `drained`
     - unstored: the node that had the store is lost; stored: record with host and port of the next one
-    - seen: record with `nodes`, what each node of the round and each spare one shows of itself, whenever that changes, also to a spare one
-    - drain: a request to this agent, as in drains.py; kept: record with `why` this node cannot give its place up; drained: it did, record
+    - seen: record with `nodes`, what each node of the round and each spare one shows of itself, and whether this one is `replaceable` by a
+      spare node, whenever that changes, also to a spare one
+    - drain: a request to this agent, as in drains.py; kept: record with `why` this node cannot give its place up; drained: it can, record
       with node, host (its own), and taker, the host of the spare node
     - broken, over, lost: record with the reason; unreached, before the first look: record with detail
     - stale: an earlier run's round
@@ -64,8 +67,16 @@ class Member:
     """An agent's membership in a run. Every method may raise CarrierLost, OSError (for now) and UsageError."""
 
     def __init__(
-        self, carrier: Carrier, me: Me, terms: MemberTerms, on_news: Callable[[News], None], now: float, bells: Bells | None = None
+        self,
+        carrier: Carrier,
+        me: Me,
+        terms: MemberTerms,
+        shows: Mapping[str, Record],
+        on_news: Callable[[News], None],
+        now: float,
+        bells: Bells | None = None,
     ) -> None:
+        """`shows`: what this node shows the others of itself with each beat, by subject; its owner changes it."""
         self._carrier = carrier
         self._me = me
         self._terms = terms
@@ -73,6 +84,7 @@ class Member:
         self._bells = bells
         self._view: Mapping[str, Record] = {}
         self._sights = Sights(me.id, terms.keep_alive, now)
+        self._takers = Takers(carrier, me, terms, self._sights)
         self._state = "joining"
         self._about = 0  # the round that our record is about
         self._beat = 0
@@ -92,8 +104,8 @@ class Member:
         self._doubts: Record = {}  # of this agent's ranks, once they have finished
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
-        self._shows: Record = {}  # what this node shows the others of itself, by subject
-        self._seen: list[Record] = []  # what the nodes showed when it last changed
+        self._shows = shows
+        self._seen: Record = {}  # what the nodes showed when it last changed
         self._reported: tuple[str, int, int] | None = None
         self.over = False
 
@@ -110,12 +122,12 @@ class Member:
     @property
     def neighbour(self) -> Guarded | None:
         """Return the next node of the round, for this agent to hear of its end; None while there is none."""
-        if self._table is None or not self._ready or len(self._table.members) < 2:
+        at = self._table.index(self._me.id) if self._table is not None and self._ready else None
+        if self._table is None or at is None or len(self._table.members) < 2:
             return None
-        at = self._table.index(self._me.id)
-        following = self._table.members[((at or 0) + 1) % len(self._table.members)]
+        following = self._table.members[(at + 1) % len(self._table.members)]
         port = int(self._record(following.id).get("memory", 0))
-        return Guarded(following.id, following.addr, port, self._table.secret) if port and at is not None else None
+        return Guarded(following.id, following.addr, port, self._table.secret) if port else None
 
     def rung(self) -> None:
         """Do nothing: another agent rang, and the look follows."""
@@ -156,10 +168,6 @@ class Member:
         """Record where the others get at this node's memory."""
         self._memory, self._dirty = port, True
 
-    def shows(self, subject: str, facts: Record) -> None:
-        """Show the other nodes something of this one, with its next beat."""
-        self._shows = {**self._shows, subject: facts}
-
     def asks(self, request: Record) -> None:
         """Ask the agent `to` to move a rank, or its node; nobody is asked while the nodes meet."""
         if self._drains is not None:
@@ -176,17 +184,24 @@ class Member:
         at = table.index(self._me.id)
         if at is None or self._together.busy:
             return
-        spare = self._spare_like(table.members[at], table)
-        if not self._terms.replacements:
+        spare = self._takers.claimed(self._view, table, at, drained=True)
+        if spare is not None:
+            self._on_news(News("drained", number, {"node": at, "host": self._me.host, "taker": spare.host}))
+            return
+        if not self._terms.replaces:
             why = "spare nodes only take part in a restart here (--node-loss restart, --max-node-replacements 0)"
         elif self._carrier.serves:
             why = "it serves the endpoint at which the nodes meet"
         else:
             why = f"no spare node with {count(self._me.nproc, 'rank')} waits"
-        if spare is None or self._carrier.serves:
-            self._on_news(News("kept", number, {"why": why}))
-        else:
-            self._on_news(News("drained", number, {"node": at, "host": self._me.host, "taker": spare.host}))
+        self._on_news(News("kept", number, {"why": why}))
+
+    def claims(self, number: int, now: float) -> None:
+        """Keep a spare node for this one's place in round `number`: its workers are about to end, since its machine is at its end."""
+        self._look(now)
+        at = self._table.index(self._me.id) if self._table is not None and self._table.round == number else None
+        if self._table is not None and at is not None:
+            self._takers.claimed(self._view, self._table, at)
 
     def withdraws(self, record: Record, drained: bool, now: float) -> None:
         """Let a spare node take this one's place, whose workers have ended; without one, end the run for every agent, as `record` says.
@@ -199,15 +214,12 @@ class Member:
             at = table.index(self._me.id)
             if at is None or f"break.{table.round}" in self._view:
                 return  # the others go on without this node already
-            spare = self._spare_like(table.members[at], table)
-            spent = not drained and self._seats(table.round).lost >= self._terms.replacements
-            if spare is None or self._carrier.serves or spent:
+            spare = self._takers.taker(self._view, table, at, drained)
+            if spare is None:
                 break
             self._together.look(self._view)
-            why = f"node {at} ({self._me.host}) is drained, and" if drained else f"{record['detail']};"
-            about: Record = {"kind": "drained" if drained else "lost", "node": at, "host": self._me.host, "seat": asdict(spare)}
-            about["cause"] = f"{why} {spare.host} takes its place"
-            if self._together.stops(self._together.newest + 1, about):
+            kind, cause = ("drained", f"node {at} ({self._me.host}) is drained") if drained else ("lost", record["detail"])
+            if self._takers.seat(self._together, table, at, spare, kind, cause):
                 self._ring()
                 return
             self._look(now)  # another incident began meanwhile, and may have given that spare node another place
@@ -298,7 +310,7 @@ class Member:
         terms: Record = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
         terms |= {"spares": self._terms.spares, "replacements": self._terms.replacements, "keep_alive": self._terms.keep_alive}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
-        state["doubts"], state["shows"] = self._doubts, self._shows
+        state["doubts"], state["shows"] = self._doubts, dict(self._shows)
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
         answers = self._together.answers if self._together is not None else {}
         self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
@@ -455,18 +467,16 @@ class Member:
         if reason is not None:
             if not self._ready:
                 self._join_again(now)
-            elif self._reported != ("broken", number, 0):
-                self._reported = ("broken", number, 0)
-                self._on_news(News("broken", number, reason))
+            else:
+                self._tell_broken(number, reason)
             return
         table = self._follow_seats(table)
         if table.index(self._me.id) is None:
             if not self._ready:
                 self._join_again(now)
-            elif self._reported != ("broken", number, 0):
-                self._reported = ("broken", number, 0)
+            else:
                 cause = f"the others saw nothing of this node for {self._terms.keep_alive:g} s, and another one has its place"
-                self._on_news(News("broken", number, {"kind": "evicted", "cause": cause}))
+                self._tell_broken(number, {"kind": "evicted", "cause": cause})
             return
         if not self._ready:
             self._meet(table)
@@ -487,14 +497,18 @@ class Member:
             self._look_at_nodes(table)
         self._look_for_more(table)
 
+    def _tell_broken(self, number: int, why: Record) -> None:
+        if self._reported != ("broken", number, 0):
+            self._reported = ("broken", number, 0)
+            self._on_news(News("broken", number, why))
+
     def _look_at_nodes(self, table: RoundTable) -> None:
-        waiting = [who for who in self._sights.joiners(table.round + 1) if table.index(who) is None]
-        vanished = {m.id for m in table.members if self._sights.vanished(m.id)}
-        silent = {who: self._sights.silent(who) for who in (*waiting, *(m.id for m in table.members))}
-        seen = shown.nodes(self._view, table, waiting, self._me.id, silent, vanished)
+        at = table.index(self._me.id)
+        seen: Record = {"nodes": shown.nodes(self._view, table, self._sights, self._me.id)}
+        seen["replaceable"] = at is not None and self._takers.taker(self._view, table, at) is not None
         if seen != self._seen:
             self._seen = seen
-            self._on_news(News("seen", table.round, {"nodes": seen}))
+            self._on_news(News("seen", table.round, seen))
 
     def _follow_seats(self, table: RoundTable) -> RoundTable:
         """Take over what spare nodes changed: the members, and where the workers meet."""
@@ -516,25 +530,13 @@ class Member:
             return True  # this node has just taken a place: the others see to it
         lost = table.members[at]
         how = "left" if self._record(lost.id).get("state") == "left" else "is gone"
-        about: Record = {"node": at, "host": lost.host, "cause": f"node {at} ({lost.host}) {how}"}
-        spare = self._spare_like(lost, table) if self._seats(table.round).lost < self._terms.replacements else None
+        cause, spare = f"node {at} ({lost.host}) {how}", self._takers.taker(self._view, table, at)
         if spare is None or self._together is None:
-            self._break(table.round, {"kind": "vanished", **about})
+            self._break(table.round, {"kind": "vanished", "node": at, "host": lost.host, "cause": cause})
             return False
-        about["cause"] += f", and {spare.host} takes its place"
-        self._together.stops(self._together.newest + 1, {"kind": "lost", **about, "seat": asdict(spare)})
+        self._takers.seat(self._together, table, at, spare, "lost", cause)
         self._ring()
         return True
-
-    def _spare_like(self, lost: Node, table: RoundTable) -> Node | None:
-        """Return the spare node that came first, among those with as many ranks as `lost`; None if none is there, or may take a place."""
-        if not self._terms.spares or not self._terms.replacements or not self._ready:
-            return None
-        _, *waiting = self._sights.joiners(table.round + 1)
-        # one that has just been given a place may not know it yet, and still says that it waits
-        records = [self._record(who) for who in waiting if table.index(who) is None]
-        found = next((r for r in records if r["nproc"] == lost.nproc), None)
-        return None if found is None else Node(found["id"], found["host"], found["addr"], int(found["nproc"]))
 
     def _meet(self, table: RoundTable) -> None:
         if table.members[0].id == self._me.id and not self._hosting:
@@ -549,7 +551,6 @@ class Member:
             seat = seats.of(self._me.id)
             self._drains = Drains(self._carrier, self._me.id, table.round, {} if seat is None else self._view)
             about = {"me": self._me.id, "incident": seat.incident if seat else 0, "drained": seat is not None and seat.drained}
-            about["serves"] = self._carrier.serves
             self._on_news(News("ready", table.round, {**store, **about}, table))
 
     def _tell(self, number: int) -> Callable[[str, Record], None]:

@@ -67,8 +67,8 @@ def _terms(nodes: Nodes, max_restarts: int) -> MemberTerms:
         max_restarts=max_restarts,
         join_timeout=times.get("join_timeout", times.get("timeout", MemberTerms.join_timeout)),
         last_call=times.get("last_call_timeout", MemberTerms.last_call),
-        keep_alive=times.get("keep_alive", MemberTerms.keep_alive),
-        beat=min(times.get("beat", MemberTerms.beat), times.get("keep_alive", MemberTerms.keep_alive) / 4),
+        keep_alive=alive,
+        beat=min(times.get("beat", MemberTerms.beat), alive / 4),
         grow=join == "late",
         spares=nodes.spares,
         replacements=nodes.max_replacements,
@@ -137,11 +137,10 @@ def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> 
         return None
     name = check_run_id(run_id or NO_NAME)  # it names a folder
     terms = check(nodes, max_restarts)
-    opener, pause = _opener(nodes, name, nproc, terms)
-    return Rendezvous(name, terms, opener, pause)
+    return Rendezvous(name, terms, _opener(nodes, name, nproc, terms), _PAUSES[nodes.backend])
 
 
-def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[Opener, float]:
+def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> Opener:
     host = os.uname().nodename
     who = f"{host.partition('.')[0]}-{os.getpid()}-{os.urandom(4).hex()}"
 
@@ -149,10 +148,10 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
         return Me(who, host, nodes.local_addr or addr, nproc, (nodes.rank or 0) if terms.by_rank else nodes.rank)
 
     if nodes.backend == "file":
-        return _folder_opener(nodes, run_id, terms, me), _PAUSES[nodes.backend]
+        return _folder_opener(nodes, run_id, terms, me)
     if nodes.backend in ("etcd", "kubernetes"):
         find = _finder(nodes, run_id, terms)
-        return _opener_of(find, terms, me), _PAUSES[nodes.backend]
+        return _opener_of(find, terms, me)
     server, port, serve = _server_of(nodes)
 
     def open_tcp(stopped: Callable[[], bool], on_trouble: Callable[[str], None]) -> tuple[Carrier, Me] | None:
@@ -168,7 +167,7 @@ def _opener(nodes: Nodes, run_id: str, nproc: int, terms: MemberTerms) -> tuple[
         )
         return None if found is None else (found, me(found.local_addr))
 
-    return open_tcp, _PAUSES[nodes.backend]
+    return open_tcp
 
 
 def _folder_opener(nodes: Nodes, run_id: str, terms: MemberTerms, me: Callable[[str], Me]) -> Opener:

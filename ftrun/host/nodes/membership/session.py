@@ -54,8 +54,7 @@ class Session:
         self._on_news = on_news
         self._on_beat = on_beat
         self._orders: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # around
-        self._shown: dict[str, Record] = {}  # what is to be shown from the next beat on
+        self._shown: dict[str, Record] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ftrun-nodes", daemon=True)
 
@@ -76,6 +75,9 @@ class Session:
     def asks(self, request: Record) -> None:
         self._orders.put(("asks", (request,)))
 
+    def claims(self, number: int) -> None:
+        self._orders.put(("claims", (number, time.monotonic())))
+
     def withdraws(self, record: Record, drained: bool) -> None:
         self._orders.put(("withdraws", (record, drained, time.monotonic())))
 
@@ -93,8 +95,7 @@ class Session:
 
     def shows(self, subject: str, facts: Record) -> None:
         """Show the others something, with the next beat: nobody waits for it."""
-        with self._lock:
-            self._shown[subject] = facts
+        self._shown[subject] = facts
 
     def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
         self._orders.put(("restored", (number, incident, missed, made)))
@@ -144,7 +145,7 @@ class Session:
             self._on_news(News("lost", -1, {"code": code, "detail": text}))
 
     def _follow(self, carrier: Carrier, me: Me, bells: Bells, guardian: Guardian) -> None:
-        member = Member(carrier, me, self._terms, self._on_news, time.monotonic(), bells)
+        member = Member(carrier, me, self._terms, self._shown, self._on_news, time.monotonic(), bells)
         trouble = 0.0  # when the carrier first failed, 0 = it works
         order: tuple[str, tuple[Any, ...]] | None = None
         while True:
@@ -157,10 +158,6 @@ class Session:
                         return
                     order = self._next_order(0.0)
                 member.tick(time.monotonic())
-                with self._lock:
-                    for subject, facts in self._shown.items():
-                        member.shows(subject, facts)
-                    self._shown.clear()
                 begun = lease.now()
                 if member.beat(time.monotonic()):
                     self._on_beat(begun)

@@ -29,6 +29,11 @@ class MemberTerms:
     spares: int = 0
     replacements: int = 3
 
+    @property
+    def replaces(self) -> bool:
+        """May a spare node take the place of another one within a round?"""
+        return self.spares > 0 and self.replacements > 0
+
 
 @dataclass(frozen=True)
 class Me:

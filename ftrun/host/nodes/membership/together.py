@@ -40,7 +40,7 @@ Told = Callable[[str, Record], None]
 class Together:
     """One agent's part in the repairs of round `number`, whose nodes are `members` (ids). `told(kind, record)` hears of news.
 
-    Kinds: stops (record: incident, and why), decided (the record `go`), restored (incident).
+    Kinds: stops (record: incident, and why), decided (the record `go`), restored (the record `open`).
     """
 
     def __init__(self, carrier: Carrier, me: str, number: int, members: Sequence[str], told: Told) -> None:
