@@ -124,12 +124,13 @@ def note(node: int, number: int, own: int | None = None, here: bool = False, **m
     return {**made, "victims": [], "sources": {}, **times, **more}
 
 
-def journal(looking: Looking, *notes: dict[str, Any]) -> None:
-    """The recorded run with these notes, at the time of its last line."""
+def journal(looking: Looking, *notes: dict[str, Any], again: str = "") -> None:
+    """The recorded run with these notes, at the time of its last line; then the newest of its own of the kind `again`."""
     path = looking.finished() / "journal.jsonl"
     lines = path.read_text().splitlines()
     newest = json.loads(lines[-1])["t"]
-    path.write_text("\n".join([*lines[:-1], *(json.dumps({**one, "t": newest}) for one in notes), lines[-1]]) + "\n")
+    own = [raw for line in lines if (raw := json.loads(line)).get("note") == again][-1:]
+    path.write_text("\n".join([*lines[:-1], *(json.dumps({**one, "t": newest}) for one in (*notes, *own)), lines[-1]]) + "\n")
 
 
 FAILED = {"rank": 5, "cause": "SIGKILL", "step": 60, "phase": "update"}
@@ -194,7 +195,5 @@ def test_a_damaged_note_is_passed_over(damage: dict[str, Any], looking: Looking)
 
 def test_the_newest_incident_may_be_one_that_no_other_node_had(looking: Looking) -> None:
     """A restart, or a repair after the loop."""
-    recorded = (looking.finished() / "journal.jsonl").read_text().splitlines()
-    own = next(raw for line in recorded if (raw := json.loads(line)).get("note") == "incident")
-    journal(looking, note(1, 8, victims=[FAILED]), own)
+    journal(looking, note(1, 8, victims=[FAILED]), again="incident")
     assert "incident 3 of 3" in looking.pipe("timeline", "lab").stdout
