@@ -2,7 +2,7 @@
 
 Theory of operation. It is a process of its own and uses the standard library only. One thread serves the launcher's socket and a listening
 socket. A worker puts the descriptor of each segment under (rank, name); a replacement gets it. Of several nodes, further threads read
-host memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in
+memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in
 threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a `bye`, it kills
 the fork server and every worker, tells a node that watches this one, and removes the run directory. When the lease of this node is over
 (ftrun.core.shared.lease), it kills the workers that have ranks.
@@ -37,7 +37,8 @@ from ftrun.helpers.cuda_import import Imported
 from ftrun.host.workers import fence
 
 if TYPE_CHECKING:
-    from ftrun.helpers.memory_server import MemoryServer
+    from ftrun.helpers.gpu_reads import GpuReads
+    from ftrun.helpers.memory_server import Borrowed, MemoryServer
 
 _LEASE_SLEEP = 1.0  # the most seconds between two looks at a lease: the wait's clock stands still while the machine sleeps
 _LEASE_LOOK = 0.05  # seconds between two looks at a lease that is over
@@ -46,6 +47,7 @@ _CLIENTS = 128  # the most connections at once: a further one closes the one tha
 _KEY: dict[str, shape.Check] = {"rank": shape.whole, "name": shape.text}
 _ASKED = {
     "put": shape.record({**_KEY, "cell": shape.whole, "parts": shape.whole, "handle": shape.text}),
+    "reads": shape.record({"rank": shape.whole, "cell": shape.whole, "size": shape.whole}),
     "get": shape.record(_KEY),
     "forget": shape.record(_KEY),
     "drop": shape.record({}),
@@ -72,6 +74,7 @@ class FdStore:
         self._held: dict[tuple[int, str], tuple[int, int, str]] = {}  # (rank, name) -> (cell, fd, handle)
         self._lock = threading.Lock()  # around what changes `_held`, and around what another thread takes from it
         self._memory: MemoryServer | None = None  # of several nodes
+        self._reads: dict[int, tuple[int, GpuReads]] = {}  # rank -> (cell, its worker, which reads its memory on a GPU)
         self._serving = threading.Lock()  # around the start of another one
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
@@ -160,14 +163,19 @@ class FdStore:
             with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
                 wire.send(self._launcher, {"op": "serving", "port": self._memory.port if self._memory is not None else 0})
 
-    def _borrow(self, rank: int, name: str) -> int | None:
+    def _borrow(self, rank: int, name: str) -> Borrowed | None:
+        from ftrun.helpers.memory_server import HostMemory
+
         with self._lock:
+            if name == "device":
+                cell, reads = self._reads.get(rank, (0, None))
+                return None if reads is None or reads.over() or self._board.cell(cell)[F.CORRUPT] else reads
             held = self._held.get((rank, name))
             if held is None or Handle.unpack(bytes.fromhex(held[2])).kind is not Kind.HOST:
                 return None
             if name == "arena" and self._board.cell(held[0])[F.CORRUPT]:  # what it mirrors of other nodes is sound
                 return None
-            return os.dup(held[1])
+            return HostMemory(os.dup(held[1]))
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -206,7 +214,7 @@ class FdStore:
         """Answer a request, and keep or close its descriptors; raise ValueError for an invalid request, OSError if the answer fails."""
         try:
             op = str(message.get("op"))
-            if op not in _ASKED or not _ASKED[op](message) or len(fds) != (op == "put"):
+            if op not in _ASKED or not _ASKED[op](message) or len(fds) != (op in ("put", "reads")):
                 raise ValueError(f"a question that nobody asks: {op[:40]!r} with {len(fds)} descriptors")
             answer: dict[str, Any] = {"ok": True}
             give: tuple[int, ...] = ()
@@ -214,6 +222,8 @@ class FdStore:
             if op == "put":
                 if self._put(sock, key, message, fds):
                     return  # a thread will answer
+            elif op == "reads":
+                self._hear_reads(sock, message, fds)
             elif op == "forget":
                 self._forget(key)
             elif op == "drop":
@@ -252,6 +262,18 @@ class FdStore:
         self._imported[key] = Imported()
         self._imported[key].begin(handle.device, fd, done)
         return True
+
+    def _hear_reads(self, sock: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
+        """Keep the connection of a worker that reads its memory on a GPU for other nodes from now on."""
+        from ftrun.helpers.gpu_reads import GpuReads
+
+        self._select.unregister(sock)
+        del self._clients[sock]
+        with self._lock:
+            earlier = self._reads.get(message["rank"])
+            self._reads[message["rank"]] = message["cell"], GpuReads(sock, fds.pop(), message["size"])
+        if earlier is not None:
+            earlier[1].end()
 
     def _forget(self, key: tuple[int, str]) -> None:
         with self._lock:

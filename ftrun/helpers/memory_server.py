@@ -4,7 +4,8 @@ The launcher of another node that watches this one is told here, too, when this 
 
 Nothing but that is asked for while nothing is repaired. A connection that stays silent is closed, but for one that watches, and a client
 that does not know the run's secret gets nothing. Bytes are read by `pread`, never mapped: the memory may shrink or change while it is read,
-and the client checks afterwards that the replica's commit mark is still the same.
+and the client checks afterwards that the replica's commit mark is still the same. Memory on a GPU is read by the worker that uses it
+(gpu_reads.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ftrun import native
 from ftrun.core import shape
@@ -33,10 +34,37 @@ _SIZE = shape.record({"rank": shape.whole, "name": shape.text})
 _WATCH = shape.record({"nonce": shape.text})
 
 
-class MemoryServer:
-    """Serves the segments that `borrow(rank, name)` gives a new descriptor of, None if there is no such one in host memory."""
+class Borrowed(Protocol):
+    """Memory of `size` bytes."""
 
-    def __init__(self, borrow: Callable[[int, str], int | None], address: str, secret: str) -> None:
+    @property
+    def size(self) -> int: ...
+
+    def read(self, room: memoryview, at: int) -> int:
+        """Read into `room` from offset `at`; return how many bytes, 0 beyond the end. Raises OSError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostMemory:
+    """Host memory behind a descriptor, which `close` closes."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+
+    def read(self, room: memoryview, at: int) -> int:
+        return os.preadv(self._fd, [room], at)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class MemoryServer:
+    """Serves the memory that `borrow(rank, name)` lends, None if there is no such one."""
+
+    def __init__(self, borrow: Callable[[int, str], Borrowed | None], address: str, secret: str) -> None:
         """Listen on any free port of `address`. Raises OSError."""
         self._borrow = borrow
         self._secret = secret
@@ -122,33 +150,31 @@ class MemoryServer:
             raise ValueError("a question that nobody asks")
         if reads and min(map(min, asked["ranges"]), default=0) < 0:
             raise ValueError("a range before the beginning of the segment")
-        fd = self._borrow(asked["rank"], asked["name"])
-        if fd is None:
+        memory = self._borrow(asked["rank"], asked["name"])
+        if memory is None:
             far.send(sock, {"ok": False})
             return
-        try:
+        with contextlib.closing(memory):
             if not reads:
-                far.send(sock, {"ok": True, "size": os.fstat(fd).st_size})
+                far.send(sock, {"ok": True, "size": memory.size})
                 return
             far.send(sock, {"ok": True})
             buffer = ctypes.create_string_buffer(min(far.CHUNK, max((size for _, size in asked["ranges"]), default=0)) or 1)
             for at, size in asked["ranges"]:
                 seal = functools.partial(far.seal, self._secret, challenge, asked["rank"], asked["name"])
-                _send_range(sock, fd, (at, at + size), buffer, seal)
-        finally:
-            os.close(fd)
+                _send_range(sock, memory, (at, at + size), buffer, seal)
 
 
 def _send_range(
     sock: socket.socket,
-    fd: int,
+    memory: Borrowed,
     where: tuple[int, int],
     buffer: ctypes.Array[ctypes.c_char],
     seal: Callable[[int, memoryview], bytes],
 ) -> None:
     room, (at, end) = memoryview(buffer), where
     while at < end:
-        got = os.preadv(fd, [room[: min(len(room), end - at)]], at)
+        got = memory.read(room[: min(len(room), end - at)], at)
         if not got:
             raise ValueError("a range beyond the end of the segment")
         sock.sendall(far.HEAD.pack(got, native.checksum(ctypes.addressof(buffer), got)))

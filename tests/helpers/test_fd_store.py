@@ -228,8 +228,9 @@ def test_what_a_corrupt_rank_mirrors_of_others_is_sound(name: str, given: bool, 
     board.cell(0)[F.CORRUPT] = 1
     borrowed = store._borrow(7, name)
     assert (borrowed is not None) is given
-    for one in (fd, sound, borrowed):
+    os.close(fd)
+    for one in (sound, borrowed):
         if one is not None:
-            os.close(one)
+            one.close()
     ours.close()
     theirs.close()

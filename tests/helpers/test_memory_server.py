@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ftrun.core.shared import far
-from ftrun.helpers.memory_server import MemoryServer
+from ftrun.helpers.memory_server import Borrowed, HostMemory, MemoryServer
 from ftrun.host.nodes.membership.guardian import Guarded, Guardian
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.repair.far_memory import FarMemory
@@ -33,9 +33,9 @@ class Node:
         self.server.start()
         self.address = ("127.0.0.1", self.server.port)
 
-    def borrow(self, rank: int, name: str) -> int | None:
+    def borrow(self, rank: int, name: str) -> Borrowed | None:
         fd = self.held.get((rank, name))
-        return None if fd is None else os.dup(fd)
+        return None if fd is None else HostMemory(os.dup(fd))
 
     def fill(self, zone: str, size: int) -> bytes:
         """Random bytes in a zone of the arena, several chunks of them."""
@@ -64,7 +64,8 @@ def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
     assert tags_of(there.slots, there.arena) == Tags(7, 6, 6, 7)
     there.read_slots()
     pieces: list[int] = []
-    assert there.read_weights(pieces.append) == sum(pieces) == sum(size for _, size in node.arena.in_use())
+    there.read_weights(pieces.append)
+    assert there.in_use() == sum(pieces) == sum(size for _, size in node.arena.in_use())
     committed, volatile = there.arena.committed, there.arena.volatile
     assert bytes(there.arena.segment.view(*committed))[-len(weights) :] == weights
     assert bytes(there.arena.segment.view(*volatile))[-len(buffers) :] == buffers
@@ -75,7 +76,7 @@ def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
     node.arena.open()
     there.look()
     assert there.arena.seal == -1, "each look asks again"
-    there.close()
+    there.close(0)
 
 
 @pytest.mark.parametrize("secret", ["", "of another run"])
@@ -108,7 +109,7 @@ def test_nonsense_ends_only_the_connection_that_it_came_on(node: Node, asked: di
         sock.settimeout(5.0)
         answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # until it hangs up
         assert len(answer) < 64
-    FarMemory(node.address, SECRET, 5).close()
+    FarMemory(node.address, SECRET, 5).close(0)
 
 
 class Between:

@@ -10,8 +10,9 @@ run. Then come requests, each a length of four bytes and one JSON object:
 Who only watches answers the challenge by another HMAC (`watcher`), with which nothing can be read: a stranger on the port of a node that
 has ended may pass the challenge of a living one on to it.
 
-An answer {"ok": false} means that there is no such segment in host memory. A chunk is its length, its checksum
-(`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes. A chunk of anything but an arena has the
+An answer {"ok": false} means that there is no such segment. "device" is the part of an arena on a GPU, which the rank's worker reads
+while it lives. A chunk is its length, its checksum
+(`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes. A chunk of anything but weights has the
 HMAC of its place and bytes behind it: slots are read by `marshal`, which a stranger on the network must not feed.
 """
 
@@ -52,9 +53,9 @@ def ended(secret: str, nonce: str) -> str:
 def seal(secret: str, challenge: bytes, rank: int, name: str, at: int, data: bytes | memoryview) -> bytes:
     """Return what proves that a node of the run sent these bytes at this place of a segment, in answer to this connection's challenge.
 
-    b"" for an arena: it holds numbers, and hashing gigabytes would take longer than sending them.
+    b"" for the weights: they are numbers, and hashing gigabytes would take longer than sending them.
     """
-    if name == "arena":
+    if name in ("arena", "device"):
         return b""
     mac = hmac.new(secret.encode(), challenge + f"{rank} {name} {at} ".encode(), "sha256")
     mac.update(data)

@@ -64,6 +64,20 @@ class FdStoreClient:
             return None
         return fds[0], Handle.unpack(bytes.fromhex(str(answer["handle"])))
 
+    def lend_reads(self, rank: int, cell: int, fd: int, size: int) -> socket.socket:
+        """Return a connection by which the fd store asks for parts of this rank's memory on a GPU, `size` bytes, into the buffer `fd`."""
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sock.settimeout(_DEADLINE)
+            with wire.name_of(self._path) as name:
+                sock.connect(name)
+            wire.send(sock, {"op": "reads", "rank": rank, "cell": cell, "size": size}, (fd,))
+            if wire.receive(sock) is None:
+                raise ConnectionError("the fd store closed the connection")
+            sock.settimeout(None)
+            stack.pop_all()
+        return sock
+
     def forget(self, rank: int, name: str) -> None:
         """Let the fd store drop a segment, if it has it."""
         self._ask({"op": "forget", "rank": rank, "name": name})

@@ -13,7 +13,7 @@ ahead was tried and removed: without it, adopting 1 GB takes 4 ms.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.native.transfer import Extent
-from ftrun.worker.memory.gpu_memory import DeviceMemory, gpu_of
+from ftrun.worker.memory.gpu_memory import Brought, DeviceMemory, gpu_of
 from ftrun.worker.memory.segment import Segment, room_for
 
 _MAGIC = 0x414E4552414E5254
@@ -88,6 +88,7 @@ class Arena:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.memory: DeviceMemory | None = None
+        self.brought: Brought | None = None  # of another node's arena
         self._seal_at = segment.address + _SEAL
         self._volatile_at = segment.length // 2
         self._manifest_at = segment.length // 4 * 3
@@ -193,6 +194,21 @@ class Arena:
         self.segment.store(word, start + size)
         return start
 
+    def fill_volatile(self, parts: Sequence[memoryview], step: int) -> None:
+        """Write the volatile zone of a new arena, in host memory and on a GPU. `step`: for which it has the copy of the buffers.
+
+        Raises:
+            DeviceError
+            CudaError
+        """
+        for on_gpu, data in enumerate(parts):
+            at = self.reserve("volatile", len(data), bool(on_gpu))
+            if not on_gpu:
+                self.segment.view(at, len(data))[:] = data
+            elif data:
+                self.gpu_part.write(at, bytes(data))
+                self.gpu_part.has_shadow(step)
+
     def shape_committed(self, size: int) -> int:
         """Resize the committed zone to `size` bytes; return its offset. Call it while OPEN.
 
@@ -226,9 +242,10 @@ class Arena:
             DeviceError
             CudaError
         """
-        if source.memory is None:
+        there = source.memory or source.brought
+        if there is None:
             return 0
-        here, there = self.gpu_part, source.memory
+        here = self.gpu_part
         start, filled = there.extent(zone)
         missing = filled - here.extent(zone)[1]
         if missing > 0:
@@ -246,7 +263,8 @@ class Arena:
     def copy_entry(self, entry: Entry, source: Arena) -> None:
         """Copy one tensor from a replica's arena."""
         if entry.on_gpu:
-            self.gpu_part.copy(entry.offset, source.gpu_part.base + entry.offset, entry.block)
+            there = source.brought or source.gpu_part
+            self.gpu_part.copy(entry.offset, there.base + entry.offset, entry.block)
         else:
             native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
 

@@ -7,6 +7,7 @@ No call waits for the device unless its docstring says so; writes happen in the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import math
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ftrun import native
 from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.native import cuda
 from ftrun.worker.memory import dlpack
@@ -117,6 +119,31 @@ def unsettled() -> list[str]:
     if torch.backends.cudnn.benchmark:
         missing.append("torch.backends.cudnn.benchmark = False")
     return missing
+
+
+class Brought:
+    """A copy in host memory of what another node's arena has on a GPU, to copy from. `control`: that arena's host segment."""
+
+    reachable = False  # for kernels
+
+    def __init__(self, control: Segment, copy: Segment) -> None:
+        self._control = control
+        self._copy = copy
+        self.base = copy.address
+
+    def extent(self, zone: str) -> tuple[int, int]:
+        """(offset, size) of a zone in use."""
+        return _extent(self._control, zone)
+
+    def checksum(self, offset: int, size: int) -> int:
+        """`native.checksum` of the bytes."""
+        return native.checksum(self.base + offset, size)
+
+    def close(self, gpu: int) -> None:
+        """Give it back, once what device `gpu` copies from it is there."""
+        with contextlib.suppress(cuda.CudaError):  # a failing device copies nothing
+            cuda.sync(gpu, stream_of(gpu), WAIT)
+        self._copy.close()
 
 
 class DeviceMemory:
@@ -267,7 +294,7 @@ class DeviceMemory:
             self._grow(zone, backed, end - backed)
 
     def _start(self, zone: str) -> int:
-        return 0 if zone == "committed" else self.length // 2
+        return _start(self.control, zone)
 
     def _zone(self, offset: int) -> str:
         return "committed" if offset < self.length // 2 else "volatile"
@@ -295,8 +322,7 @@ class DeviceMemory:
 
     def extent(self, zone: str) -> tuple[int, int]:
         """(offset, size) of a zone in use."""
-        start = self._start(zone)
-        return start, self.control.load(_ENDS[zone]) - start
+        return _extent(self.control, zone)
 
     # -- stamps, in stream order -------------------------------------------------------------------------------------
 
@@ -308,6 +334,10 @@ class DeviceMemory:
     def shadow_step(self) -> int:
         """The step for which the copy of the buffers is whole, -1 = none."""
         return self.control.load(_SHADOW) - 1
+
+    def has_shadow(self, step: int) -> None:
+        """Note that the copy of the buffers, as it was written from the host, is whole for `step`."""
+        self.control.store(_SHADOW, step + 1)
 
     def save_shadow(self, step: int, half: int) -> None:
         """Copy the buffers aside, as of the start of `step`."""
@@ -400,6 +430,20 @@ class DeviceMemory:
         """uint8 tensor over [offset, offset + size) with a storage of its own."""
         _, host = cuda.owner(self.base + offset)
         return dlpack.tensor(self.base + offset, size, None if host else self.ordinal)
+
+
+def _start(control: Segment, zone: str) -> int:
+    return 0 if zone == "committed" else control.load(_LENGTH) // 2
+
+
+def zones_of(control: Segment, buffers_only: bool = False) -> list[tuple[int, int]]:
+    """(offset, size) of what is in use of the memory of an arena on a GPU, whose host segment is `control`."""
+    return [_extent(control, zone) for zone in ("committed", "volatile")[buffers_only:]]
+
+
+def _extent(control: Segment, zone: str) -> tuple[int, int]:
+    start = _start(control, zone)
+    return start, control.load(_ENDS[zone]) - start
 
 
 def _need_kernels(ordinal: int) -> None:

@@ -16,6 +16,7 @@ from ftrun import native
 from ftrun.core.errors import PlatformError
 from ftrun.core.shared import far
 from ftrun.worker.memory.arena import Arena
+from ftrun.worker.memory.gpu_memory import Brought, zones_of
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
@@ -42,7 +43,7 @@ class _Line:
             self._challenge = far.exactly(self._sock, far.CHALLENGE)
             self._sock.sendall(far.answer(secret, self._challenge))
             for name in names:
-                self.mirrors[name] = Segment.create(f"far-{name}-{rank}", self._size(name))
+                self.add(name)
         except (OSError, PlatformError):
             self._sock.close()
             for segment in self.mirrors.values():
@@ -52,12 +53,19 @@ class _Line:
     def close(self) -> None:
         self._sock.close()
 
-    def _size(self, name: str) -> int:
+    def add(self, name: str) -> Segment:
+        """Make the mirror of a segment."""
+        size = self.size(name)
+        if size is None:
+            raise OSError(f"its node has no {name} of rank {self._rank}")
+        self.mirrors[name] = Segment.create(f"far-{name}-{self._rank}", size)
+        return self.mirrors[name]
+
+    def size(self, name: str) -> int | None:
+        """Return the bytes of a segment, None = there is none."""
         far.send(self._sock, {"op": "size", "rank": self._rank, "name": name})
         answer = far.receive(self._sock)
-        if not answer.get("ok"):
-            raise OSError(f"its node has no {name} of rank {self._rank} in host memory")
-        return int(answer["size"])
+        return int(answer["size"]) if answer.get("ok") else None
 
     def read(self, name: str, ranges: list[_Range], moved: Callable[[int], None] = lambda size: None) -> None:
         mirror = self.mirrors[name]
@@ -65,7 +73,7 @@ class _Line:
             raise OSError(f"the {name} of rank {self._rank} changed while it was read")
         far.send(self._sock, {"op": "read", "rank": self._rank, "name": name, "ranges": ranges})
         if not far.receive(self._sock).get("ok"):
-            raise OSError(f"its node has no {name} of rank {self._rank} in host memory any more")
+            raise OSError(f"its node has no {name} of rank {self._rank} any more")
         for at, size in ranges:
             end = at + size
             while at < end:
@@ -117,10 +125,20 @@ class FarMemory:
         self._line = _Line(address, secret, rank, ("arena", "slots"))
         self.arena, self.slots = Arena(self._line.mirrors["arena"]), Slots(self._line.mirrors["slots"])
 
-    def close(self) -> None:
-        """Hang up, and give the mirror of the arena back."""
+    def close(self, gpu: int) -> None:
+        """Hang up, and give the mirror of the arena back, from which device `gpu` may still copy."""
         self._line.close()
+        if self.arena.brought is not None:
+            self.arena.brought.close(gpu)
         self.arena.segment.close()
+
+    def has_weights(self) -> bool:
+        """Can they be brought? Those on a GPU only while the rank's worker lives. Call `look` before."""
+        return not self.arena.has_gpu or self._line.size("device") is not None
+
+    def in_use(self, buffers_only: bool = False) -> int:
+        """Return how many bytes `read_weights` brings."""
+        return sum(size for _, size in (*self.arena.in_use(buffers_only), *self._on_gpu(buffers_only)))
 
     def look(self) -> None:
         """Bring the tags of the slots and the commit mark as they are now."""
@@ -138,13 +156,18 @@ class FarMemory:
                 return
         raise OSError(f"the slots of rank {self._rank} changed while they were read")
 
-    def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> int:
-        """Bring what the arena holds in host memory, then its marks again; return the bytes. `moved` hears of each chunk."""
+    def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> None:
+        """Bring what the arena holds, then its marks again. `moved` hears of each chunk."""
         self._line.read("arena", [self.arena.head])
-        parts = self.arena.in_use(buffers_only)
-        self._line.read("arena", parts, moved)
+        self._line.read("arena", self.arena.in_use(buffers_only), moved)
+        if self.arena.has_gpu:
+            if self.arena.brought is None:
+                self.arena.brought = Brought(self.arena.segment, self._line.add("device"))
+            self._line.read("device", self._on_gpu(buffers_only), moved)
         self._line.read("arena", [self.arena.head])
-        return sum(size for _, size in parts)
+
+    def _on_gpu(self, buffers_only: bool) -> list[_Range]:
+        return zones_of(self.arena.segment, buffers_only) if self.arena.has_gpu else []
 
     def _tags(self) -> list[int]:
         return [self.slots.tag(slot) for slot in (START, GATE, END)]

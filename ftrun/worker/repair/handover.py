@@ -5,6 +5,7 @@ An arena on a GPU has several allocations, each with its own descriptor, kept as
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -15,6 +16,7 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.gpu_memory import Chunk, DeviceMemory, unsettled
 from ftrun.worker.memory.segment import Segment
+from ftrun.worker.repair.gpu_reads import GpuReads
 from ftrun.worker.repair.ledger import Ledger
 from ftrun.worker.state import rng
 from ftrun.worker.state.protected_state import ProtectedState
@@ -28,6 +30,7 @@ class Kept:
         self._state = state
         self._ledger = ledger
         self._warned = False
+        self._reads = GpuReads(context)
 
     def send(self) -> bool:
         """Hand over everything, the parts before the whole."""
@@ -43,9 +46,12 @@ class Kept:
         return self._put("arena", arena.fd, parts=len(chunks)) and self._put("slots", slots.fd)
 
     def follow(self) -> None:
-        """Send each new allocation on a GPU to the fd store from now on."""
-        if self._state.arena.memory is not None:
-            self._state.arena.memory.on_chunk = self._grown
+        """Send each new allocation on a GPU to the fd store from now on, and read what it asks for."""
+        memory = self._state.arena.memory
+        if memory is not None:
+            memory.on_chunk = self._grown
+            with contextlib.suppress(OSError):  # `send` comes again when there is an fd store
+                self._reads.offer(memory)
 
     def _grown(self, index: int, chunk: Chunk) -> None:
         self._send_chunk(index, chunk)

@@ -16,7 +16,7 @@ from ftrun.core.errors import UsageError
 from ftrun.worker.memory import serialization
 from ftrun.worker.repair.constants import Constants
 from ftrun.worker.repair.rank_state import BETWEEN, IN_UPDATE, RankState, fields_of, read_state
-from ftrun.worker.repair.recovery_points import END, GATE, LATE, START, Slots
+from ftrun.worker.repair.recovery_points import END, GATE, LATE, MOST_BUFFERS, ON_GPU, START, Slots
 from ftrun.worker.repair.sealed_gradients import SealedGradients
 from ftrun.worker.repair.update_region import UpdateRegion
 from ftrun.worker.state import rng
@@ -114,6 +114,13 @@ class Ledger:
         if self._seals is not None:
             self._sealed.write(self.slots, step, self._seals)
             self._seals = None
+
+    def seal_buffers_on_gpu(self, step: int) -> None:
+        """Bring the buffers on a GPU to where another node's mirror takes them from. Waits for the device, which is done by then."""
+        memory = self._state.arena.gpu_part
+        offset, size = memory.extent("volatile")
+        if size <= MOST_BUFFERS:
+            self.slots.write(ON_GPU, step, memory.read(offset, size))
 
     def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
         """Does `record_gate` read what the device computes? If not, it may run before the device is done."""

@@ -80,7 +80,7 @@ class Memories:
         return rank in self._far
 
     def with_weights(self, rank: int, buffers_only: bool = False) -> Memory:
-        """Return the memory of a rank that was reported as kept, with what its arena holds in host memory.
+        """Return the memory of a rank that was reported as kept, with what its arena holds; of one of this node, in host memory.
 
         Raises:
             Unreached
@@ -88,7 +88,7 @@ class Memories:
         far = self._far.get(rank)
         if far is None:
             return self._found[rank]
-        size = sum(size for _, size in far.arena.in_use(buffers_only))
+        size = far.in_use(buffers_only)
         try:
             with room_for(size, "a copy from another node"), transfer.counted(self._context, size) as moved:
                 far.read_weights(moved, buffers_only)
@@ -99,7 +99,7 @@ class Memories:
     def close(self) -> None:
         """Hang up on other nodes, and give what was read of their arenas back. Slots stay: values that were decoded may lie in them."""
         for far in self._far.values():
-            far.close()
+            far.close(self._context.cell[F.DEVICE] - 1)
 
     def refuse(self, rank: int, why: object) -> None:
         """Note why that rank's memory was of no use."""
@@ -145,7 +145,7 @@ class Memories:
         return (living or some)[:_FAR] or order[:1]
 
     def _far_peer(self, rank: int) -> Peer:
-        span, tags = self._world.span, Tags()
+        span, tags, kept = self._world.span, Tags(), False
         address = span.memory_of(rank) if span is not None else None
         try:
             if address is None:
@@ -156,13 +156,11 @@ class Memories:
                 self._found[rank] = Memory(rank, far.slots, far.arena)
             if rank in self._far and rank not in self._refused:
                 self._far[rank].look()
-                if self._far[rank].arena.has_gpu:
-                    raise OSError("its weights are on a GPU of another node, from where nothing can be copied yet")
-                tags = self._found[rank].tags
+                kept, tags = self._far[rank].has_weights(), self._found[rank].tags
         except OSError as error:
             self.refuse(rank, error)
         living = span is None or rank not in span.replaced
-        return Peer(rank, tags, living, rank in self._far and rank not in self._refused, self._refused.get(rank, ""))
+        return Peer(rank, tags, living, kept, self._refused.get(rank, ""))
 
 
 def own_slots(context: Context) -> Segment | None:

@@ -26,11 +26,10 @@ from ftrun.worker.comm.process_group import SwapGroup
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.repair.handover import fetch
-from ftrun.worker.repair.recovery_points import BUFFERS, GATE, LENGTH, Slots
+from ftrun.worker.repair.recovery_points import BUFFERS, GATE, LENGTH, MOST_BUFFERS, Slots
 
 _ROOM = 1 << 16  # bytes of a buffer at first
 _GATES = 16  # what they needed decides how large the buffers are
-_MOST_BUFFERS = 16 << 20  # bytes of a rank's buffers, with their copy of the step's start: larger ones are a replica's to give
 _SIZE = struct.Struct("<Q")  # bytes that follow; more than there is room for: they do not
 _PART = struct.Struct("<QQQ")  # rank, offset and size
 _HEAD = struct.Struct("<QQQ")  # of a slot: tag, length and checksum
@@ -45,12 +44,15 @@ class _Own:
     sent: dict[int, int] = field(default_factory=dict)
 
     def news(self) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield what is new in the slots, and the buffers in host memory as a slot: places and bytes, the tags last."""
+        """Yield what is new in the slots, and the buffers in host memory as a slot: places and bytes, the tags last.
+
+        Buffers on a GPU are in a slot already: only their rank reads them.
+        """
         view = self.slots.segment.view
         for offset, size in self.slots.grown(self.sent):
             yield offset, view(offset, size)
         offset, size = self.arena.volatile
-        if 0 < size <= _MOST_BUFFERS and not self.arena.has_gpu:
+        if size <= MOST_BUFFERS:
             data, place = self.arena.segment.view(offset, size), Slots.place(BUFFERS)
             head = _HEAD.pack(self.slots.tag(GATE) + 1, size, native.checksum(self.arena.segment.address + offset, size))
             yield place + native.SLOT_HEADER, data

@@ -21,7 +21,9 @@ LATE = 3  # gradients that a body, as its backward revealed, accumulates on
 _LOG = 4  # results of collectives outside the loops
 SEALED = 5  # the gradients of a rank without replica, on its arrival at the gate
 BUFFERS = 6  # only in a mirror on another node: the zone of the arena that holds the rank's buffers
-_HISTORIES = 7  # additions to long lists of the script: see variables/histories.py
+ON_GPU = 7  # where there are mirrors: that zone's part on a GPU
+MOST_BUFFERS = 16 << 20  # bytes of each, with their copy of the step's start: larger ones are a replica's to give
+_HISTORIES = 8  # additions to long lists of the script: see variables/histories.py
 _ROOM = 1 << 36  # address space for each; the kernel allocates pages as they are written
 _HEADER = native.SLOT_HEADER
 _TAG, _LENGTH, _SUM = 0, 8, 16
@@ -86,7 +88,7 @@ class Slots:
 
     def forget_steps(self) -> None:
         """Invalidate every slot of a step, since the world goes back to an earlier one."""
-        for slot in (*_OF_STEPS, SEALED, BUFFERS):
+        for slot in (*_OF_STEPS, SEALED, BUFFERS, ON_GPU):
             self.invalidate(slot)
 
     def heads(self) -> list[tuple[int, int]]:
@@ -101,7 +103,7 @@ class Slots:
 
     def all_heads(self) -> list[tuple[int, int]]:
         """Return offset and size of what `grown` must know beforehand."""
-        return [(slot * _ROOM, _HEADER) for slot in (*_OF_STEPS, BUFFERS)] + [log.head for log in (self.log, *self.histories)]
+        return [(slot * _ROOM, _HEADER) for slot in (*_OF_STEPS, BUFFERS, ON_GPU)] + [log.head for log in (self.log, *self.histories)]
 
     def grown(self, sent: dict[int, int]) -> list[tuple[int, int]]:
         """Return offset and size of all that outlives the rank's node, but the tags, which are copied last: what is torn has none.
@@ -124,8 +126,9 @@ class Slots:
         return [(slot * _ROOM + _TAG, 8) for slot in self._present()]
 
     def _present(self) -> list[int]:
-        """Return the slots of steps that are whole, without gradients of an earlier step."""
-        return [s for s in _OF_STEPS if self.tag(s) >= 0 and (s != LATE or self.tag(s) == self.tag(START))]
+        """Return the slots of steps that are whole, without gradients and buffers of an earlier step."""
+        current = {LATE: self.tag(START), ON_GPU: self.tag(GATE)}
+        return [s for s in (*_OF_STEPS, ON_GPU) if (tag := self.tag(s)) >= 0 and tag == current.get(s, tag)]
 
     def data(self, slot: int) -> memoryview:
         """Return the bytes of a slot, unchecked and not copied."""

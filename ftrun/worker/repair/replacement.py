@@ -45,7 +45,7 @@ from ftrun.worker.repair.plan import (
     with_remedies,
 )
 from ftrun.worker.repair.rank_state import RankState, read_state
-from ftrun.worker.repair.recovery_points import BUFFERS, END, GATE, START, Slots
+from ftrun.worker.repair.recovery_points import BUFFERS, END, GATE, ON_GPU, START, Slots
 from ftrun.worker.repair.rollback import lay_over, reload
 from ftrun.worker.repair.snapshot import newest_common
 from ftrun.worker.repair.snapshot_store import BadSnapshot
@@ -139,7 +139,8 @@ class Restorer:
         self._take_over(restart)
         if self._lost or context.board[Head.FD_STORE_EPOCH] != context.mapped_epoch:
             kit.hand_over()  # the fd store that these segments came from is gone
-        kit.ledger.slots.invalidate(BUFFERS)
+        for slot in (BUFFERS, ON_GPU):
+            kit.ledger.slots.invalidate(slot)
         is_far = decided.replica is not None and self._memories.is_far(decided.replica)
         context.cell[F.SOURCE] = Source.REMOTE if is_far else _SHOWN[decided.weights]
         context.cell[F.SOURCE_BYTES] = moved
@@ -253,18 +254,18 @@ class Restorer:
         return self._new_arena(gpu)
 
     def _from_another_node(self, slots: Segment, gpu: int | None) -> Arena:
-        """Make a new arena: this rank's node was lost, and another one mirrored its slots and, in host memory, its buffers."""
+        """Make a new arena: this rank's node was lost, and another one mirrored its slots and its buffers."""
         mirror = Slots(slots)
         if max(mirror.tag(START), mirror.tag(GATE)) == NONE:
             why = "its node was lost, and the mirror of its slots was being written"
             raise NoSource(Refusal(why, requeue=True))
         self._lost, arena = True, self._new_arena(gpu)
         self.kit.ledger.use(mirror)
-        if arena.has_gpu or mirror.tag(BUFFERS) == NONE or mirror.tag(BUFFERS) != mirror.tag(GATE):
+        places = (BUFFERS, ON_GPU) if arena.has_gpu else (BUFFERS,)
+        if mirror.tag(GATE) == NONE or any(mirror.tag(slot) != mirror.tag(GATE) for slot in places):
             self._lost_buffers = bool(self.state.buffers)
-        elif buffers := mirror.sound(BUFFERS):
-            at = arena.reserve("volatile", len(buffers))
-            arena.segment.view(at, len(buffers))[:] = buffers
+        else:
+            arena.fill_volatile([mirror.sound(slot) for slot in places], mirror.tag(START))
         return arena
 
     def _new_arena(self, gpu: int | None) -> Arena:

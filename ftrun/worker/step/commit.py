@@ -55,7 +55,11 @@ class Commit:
         Raises:
             WorkerError: If the run ends and the gate cannot open any more.
         """
-        self._kit.ledger.seal_gate()
+        kit = self._kit
+        kit.ledger.seal_gate()
+        world = kit.context.world
+        if kit.state.arena.memory is not None and world is not None and world.span is not None and world.span.mirrored:
+            kit.ledger.seal_buffers_on_gpu(number)
         return self._gate.arrive(number)
 
     def open(self) -> None:

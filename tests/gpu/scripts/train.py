@@ -27,6 +27,7 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds in each bo
 parser.add_argument("--wild", default="", help="RANK:STEP at which the first holder of the rank runs a wild kernel")
 parser.add_argument("--writes", default="", help="RANK:STEP:SECONDS of a kernel that outlives its process")
 parser.add_argument("--endless", default="", help="RANK:STEP at which a kernel begins that waits for a dead peer")
+parser.add_argument("--still", action="store_true", help="the update region writes no buffer")
 parser.add_argument("--device", type=int, help="that all ranks share; else each has one of its own")
 args = parser.parse_args()
 
@@ -68,7 +69,8 @@ for step in job.steps(args.steps):
             gpu.fail()
         optimizer.step()
         optimizer.zero_grad()
-        model.average.lerp_(torch.ones(8, args.wide) * loss.item() / dist.get_world_size(), 0.0)
+        if not args.still:
+            model.average.lerp_(torch.ones(8, args.wide) * loss.item() / dist.get_world_size(), 0.0)
         losses.append([step.index, loss.item()])
 gpu.synchronize()
 

@@ -15,7 +15,7 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.repair import mirrors
 from ftrun.worker.repair.mirrors import Mirrors
-from ftrun.worker.repair.recovery_points import BUFFERS, END, GATE, LATE, START, Slots
+from ftrun.worker.repair.recovery_points import BUFFERS, END, GATE, LATE, MOST_BUFFERS, ON_GPU, START, Slots
 
 NODES: Any = None
 
@@ -88,7 +88,7 @@ def test_a_mirror_holds_the_slots_of_the_last_gate(ring: Ring) -> None:
             found = ring.mirror(node.rank)
             for slot in (START, GATE, END):
                 assert found.tag(slot) == step and bytes(found.sound(slot)) == bytes(node.slots.sound(slot))
-            assert found.tag(LATE) == found.tag(BUFFERS) == -1
+            assert found.tag(LATE) == found.tag(ON_GPU) == -1 and found.tag(BUFFERS) == step and not found.sound(BUFFERS)
 
 
 def test_gradients_of_an_earlier_step_are_not_sent(ring: Ring) -> None:
@@ -123,10 +123,21 @@ def test_buffers_go_with_them(ring: Ring) -> None:
     one.arena.segment.view(at, 64)[:] = bytes(range(64))
     ring.gate()
     assert ring.mirror(0).tag(BUFFERS) == 4 and bytes(ring.mirror(0).sound(BUFFERS))[:64] == bytes(range(64))
-    one.arena.reserve("volatile", mirrors._MOST_BUFFERS)
+    one.arena.reserve("volatile", MOST_BUFFERS)
     one.write(5)
     ring.gate()
     assert ring.mirror(0).tag(GATE) == 5 and ring.mirror(0).tag(BUFFERS) == -1, "too many"
+
+
+def test_buffers_on_a_gpu_go_as_of_the_same_gate(ring: Ring) -> None:
+    one = ring.nodes[0]
+    one.write(4)
+    one.slots.write(ON_GPU, 4, b"of the device")
+    ring.gate()
+    assert ring.mirror(0).tag(ON_GPU) == 4 and bytes(ring.mirror(0).sound(ON_GPU)) == b"of the device"
+    one.write(5)
+    ring.gate()
+    assert ring.mirror(0).tag(GATE) == 5 and ring.mirror(0).tag(ON_GPU) == -1, "they are of an earlier gate"
 
 
 def test_buffers_of_one_size_grow_and_shrink(ring: Ring) -> None:
