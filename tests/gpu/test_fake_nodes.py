@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,12 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.fixture
-def here(folder: Path, control: fake.Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(folder: Path, control: fake.Control, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for a run whose processes find the fake driver."""
     for name, value in control.env.items():
         monkeypatch.setenv(name, value)
     (folder / "out").mkdir(parents=True)
-    yield folder
+    return folder
 
 
 def begin(folder: Path, faults: Sequence[str], further: Sequence[str] = SLOWLY) -> list[Running]:

@@ -45,7 +45,8 @@ def test_each_read_gives_what_the_worker_copied() -> None:
     worker = Worker(fill)
     room = bytearray(3 * SIZE)
     assert worker.reads.read(memoryview(room), 5) == SIZE, "no more than fits the buffer"
-    assert worker.reads.read(memoryview(room)[:100], 250) == 100 and room == bytes([250]) * 100 + bytes([5]) * (SIZE - 100) + bytes(2 * SIZE)
+    assert worker.reads.read(memoryview(room)[:100], 250) == 100
+    assert room == bytes([250]) * 100 + bytes([5]) * (SIZE - 100) + bytes(2 * SIZE)
     assert not worker.reads.over()
     worker.end()
 

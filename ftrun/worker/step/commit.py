@@ -55,11 +55,7 @@ class Commit:
         Raises:
             WorkerError: If the run ends and the gate cannot open any more.
         """
-        kit = self._kit
-        kit.ledger.seal_gate()
-        world = kit.context.world
-        if kit.state.arena.memory is not None and world is not None and world.span is not None and world.span.mirrored:
-            kit.ledger.seal_buffers_on_gpu(number)
+        self._kit.ledger.seal_gate()
         return self._gate.arrive(number)
 
     def open(self) -> None:

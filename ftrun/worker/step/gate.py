@@ -38,6 +38,7 @@ makes it smaller.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ftrun import native
@@ -67,6 +68,7 @@ class Gate:
         self._generation = 0  # the world of those arrivals
         self._spans = False  # that world has other nodes
         self._mirrors: Mirrors | None = None  # in it, where spare nodes wait
+        self._seal_more: Callable[[int], None] | None = None  # what only mirrors need
 
     def arrive(self, number: int) -> bool:
         """Arrive at the gate of step `number`. True = passed, False = the launcher stopped the world first.
@@ -81,6 +83,10 @@ class Gate:
             span = context.world.span if context.world is not None else None
             self._generation, self._spans = generation, span is not None
             self._mirrors = Mirrors(context) if span is not None and span.mirrored else None
+            on_gpu = self._mirrors is not None and self._kit.state.arena.memory is not None
+            self._seal_more = self._kit.ledger.seal_buffers_on_gpu if on_gpu else None
+        if self._seal_more is not None:
+            self._seal_more(number)
         wanted = gate.arrival(generation, number)  # with the generation: an arrival in a world that was stopped proves nothing
         complete = native.arrive(self._arrival, wanted, self._arrivals)
         if "arrived" in observers.heard:
