@@ -2,7 +2,7 @@
 
 The fd store has no context on a GPU, and making one would take hundreds of megabytes of a device that may be full. A worker has one. So
 it lends the fd store a buffer that both map, and copies into it what it is asked for over a connection that stays open
-(ftrun/worker/repair/gpu_reads.py). Nothing is asked for while nothing is repaired.
+(ftrun/worker/repair/gpu_reader.py). Nothing is asked for while nothing is repaired.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.gpu_memory import Chunk, DeviceMemory, unsettled
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.repair.gpu_reads import GpuReads
+from ftrun.worker.repair.gpu_reader import GpuReader
 from ftrun.worker.repair.ledger import Ledger
 from ftrun.worker.state import rng
 from ftrun.worker.state.protected_state import ProtectedState
@@ -30,7 +30,7 @@ class Kept:
         self._state = state
         self._ledger = ledger
         self._warned = False
-        self._reads = GpuReads(context)
+        self._reads = GpuReader(context)
 
     def send(self) -> bool:
         """Hand over everything, the parts before the whole."""

@@ -20,7 +20,7 @@ from ftrun.worker.memory.gpu_memory import WAIT, DeviceMemory, zones_of
 from ftrun.worker.memory.segment import Segment
 
 
-class GpuReads:
+class GpuReader:
     """What one worker offers to read."""
 
     def __init__(self, context: Context) -> None:
