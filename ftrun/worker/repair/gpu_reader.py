@@ -48,10 +48,10 @@ class GpuReader:
                     self._sock.shutdown(socket.SHUT_RDWR)  # the thread that reads the earlier memory ends
             self._sock, self._offered = sock, offered
         told = sock, memory, buffer, context.rank
-        threading.Thread(target=_serve, args=told, name="ftrun-reads", daemon=True).start()
+        threading.Thread(target=serve, args=told, name="ftrun-reads", daemon=True).start()
 
 
-def _serve(sock: socket.socket, memory: DeviceMemory, buffer: Segment, rank: int) -> None:
+def serve(sock: socket.socket, memory: DeviceMemory, buffer: Segment, rank: int) -> None:
     """Answer the fd store until it hangs up."""
     seen = 0  # the buffer as the device sees it
     with sock, contextlib.suppress(OSError):

@@ -72,6 +72,7 @@ CHECKS: tuple[Check, ...] = (
     _run("pinned memory in workers", "pinned", needs=Needs.TORCH),
     Check("memory left by an open export descriptor", "memory.open_export"),
     Check("memory is quiet when its writer is over", "memory.quiet", needs=Needs.TORCH, expected=12, limit=60),
+    Check("memory read for another node", "memory.read_for_others"),
     # The rest.
     Check("what the fd store's process takes", "memory.holder"),
     Check("work on another stream does not wait", "speed.other_stream", needs=Needs.TORCH, expected=10),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 from ftrun import native
+from ftrun.core.shared import far
 from ftrun.core.system import procfs
+from ftrun.helpers.gpu_reads import GpuReads
 from ftrun.host.workers import fence
 from ftrun.native import cuda
 from tests.gpu import holding, real
@@ -159,6 +163,37 @@ def holder(here: Here) -> None:
         assert process.stdout is not None and b"held" in process.stdout.readline()
         here.note("takes", f"{(before - cuda.room(0)[0]) // MIB} MiB of the device")
     assert process.returncode == 0
+
+
+def read_for_others(here: Here) -> None:
+    """What another node asks for comes while the streams of the script are busy: they may wait for the rank that is being replaced."""
+    from ftrun.worker.memory.arena import Arena
+    from ftrun.worker.memory.segment import Segment
+    from ftrun.worker.repair import gpu_reader
+
+    arena = Arena.create(0, SIZE, 0)
+    at, memory = arena.reserve("committed", SIZE, True), arena.gpu_part
+    holding.fill(memory.base + at, SIZE)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    buffer = Segment.create("reads-0", far.CHUNK)
+    reads = GpuReads(ours, os.dup(buffer.fd), memory.length)
+    threading.Thread(target=gpu_reader.serve, args=(theirs, memory, buffer, 0)).start()
+    room = bytearray(SIZE)
+    busy = None
+    if not here.fake:
+        import torch
+
+        torch.cuda._sleep(4_000_000_000)  # some seconds of the default stream
+        busy = torch.cuda.current_stream()
+    begin, done = time.perf_counter(), 0
+    while done < SIZE:
+        done += reads.read(memoryview(room)[done:], at + done)
+    took = time.perf_counter() - begin
+    assert busy is None or not busy.query(), "the read waited for the script's stream"
+    reads.end()
+    here.note("read", f"{SIZE / took / 1e9:.2f} GB/s")
+    held = (ctypes.c_ubyte * SIZE).from_buffer(room)
+    assert native.checksum(ctypes.addressof(held), SIZE) == _sevens(), "other bytes"
 
 
 # -- the end of a process --------------------------------------------------------------------------------------------------
