@@ -64,10 +64,10 @@ test: setup  ## every test but the longest (JOBS=n at a time)
 # What a new torch, typer or rich can break; TESTS=tests for all of them. These look at the launcher's side, or at rules of our own:
 NOT_TORCH = $(addprefix --ignore=tests/e2e/test_,$(addsuffix .py,browser calm detect examples hanging_abort inject late_replacement links logged \
     mesh never_ends no_false_replica services slow_collectives soak stands_still still_helpers stuck transfers \
-    epochs told_values inexact lost_nodes over_nodes still_nodes watch_nodes))
+    epochs told_values inexact damaged_slot drain_nodes environments lost_nodes matrix over_nodes pausepoints rounds still_nodes watch_nodes))
 newest: $(NEWEST_STAMP) setup  ## the tests that meet torch, on the newest torch and the newest of everything (4 GB, in .venv-newest)
 	$(NEWEST)/bin/python -m pytest -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal \
-	    $(or $(TESTS),$(addprefix tests/,cli doctor e2e helpers verify worker) $(NOT_TORCH))
+	    $(or $(TESTS),$(addprefix tests/,cli doctor e2e helpers/test_fork_server.py verify worker) $(NOT_TORCH))
 
 # What a stranger gets: an empty environment, no constraints (also none that a machine's pip is configured with), and the
 # README's first command in it, with two kills. Only then what the tests need beside it. Anew each day: newest is newest.

@@ -81,7 +81,7 @@ CASES: dict[str, Case] = {
     "trainer-state": Case("trainer_state", faults=TWO),
     "counter-after-update": Case("counter_after_update", (YES, EQUAL), TWO),
     "best-epoch": Case("best_epoch", strike="0:3:2"),
-    "replay-buffer": Case("replay_buffer", faults=TWO, often=True),
+    "replay-buffer": Case("replay_buffer", faults=TWO),
     "epoch-meters": Case("epoch_meters", faults=(kill(1, "backward", 6), kill(0, "update", 3)), often=True),
     "two-loops": Case("two_loops", strike="1:1:2"),
     "progress-bar": Case("progress_bar", faults=TWO),

@@ -1,11 +1,12 @@
 """Kills at random moments on several nodes, half of them at the end of a step's last collective.
 
-    python tests/e2e/soak_nodes.py [--kills 500] [--seed S] [--programs ddp,hsdp,fsdp] [--each 25] [--json FILE]        as root
+    python tests/e2e/soak_nodes.py [--kills 500] [--seed S] [--programs ddp,hsdp,fsdp,snapshots] [--each 25] [--json FILE]        as root
 
 Each node is a network namespace with a launcher; eight ranks on two to four nodes, Gloo over virtual cables. A run takes `--each` kills,
 some of two ranks at once, and most when the last repair is over, the others in it. Every run must end where plain torch's ends, and all
 nodes must have decided alike. A rank of a fully sharded model that dies inside its update takes its shard with it: such a run ends with 75
-on every node and names the shard; it is counted, and is no failure. Exit code 0 when nothing failed.
+on every node and names the shard; it is counted, and is no failure. With host snapshots ("snapshots") all ranks go back to one, and the
+run ends like the others. Exit code 0 when nothing failed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Program:
     told: tuple[str, ...]
     plain: Callable[[Path, tuple[str, ...]], Outcome]
     may_lose: bool = False
+    options: tuple[str, ...] = ()
 
 
 def _plain_sharded(folder: Path, told: tuple[str, ...]) -> Outcome:
@@ -60,6 +62,7 @@ PROGRAMS = {
     ),
     "hsdp": Program(sharding.SCRIPT, ("--steps", str(STEPS), "--layout", "hsdp"), _plain_sharded),
     "fsdp": Program(sharding.SCRIPT, ("--steps", str(STEPS), "--layout", "fsdp"), _plain_sharded, may_lose=True),
+    "snapshots": Program(sharding.SCRIPT, ("--steps", str(STEPS), "--layout", "fsdp"), _plain_sharded, options=("--snapshot-every", "2")),
 }
 
 
@@ -82,7 +85,7 @@ def run(folder: Path, program: Program, wanted: Outcome, seed: int, kills: int) 
         begun: list[Running] = []
         killed, at_gate, wrong = 0, 0, ""
         try:
-            begun = over_nodes.begin(folder, program.told, nodes=nodes, script=program.script, lan=lan)
+            begun = over_nodes.begin(folder, program.told, nodes=nodes, script=program.script, lan=lan, options=program.options)
             killer = over_nodes.Killer(begun, seed)
             killer.wait_for_all(RANKS)
             while killed < kills and all(one.process.poll() is None for one in begun):

@@ -88,6 +88,7 @@ def test_only_a_complete_checkpoint_is_read(folder: Path) -> None:
     assert "no complete checkpoint: of step 8 rank 2 wrote nothing" in outcome.output, outcome.tail()
 
 
+@pytest.mark.slow
 def test_ranks_die_in_the_middle_of_a_save(folder: Path) -> None:
     """No rank waits for them. What they left is never read; the moment before is, or one that was whole but for its last line."""
     expected = by_torch(folder / "stock", "fsdp", 18)

@@ -49,6 +49,7 @@ def test_a_rank_without_a_replica_takes_a_lower_rung(folder: Path) -> None:
     assert "host snapshot" in outcome.output, outcome.tail()
 
 
+@pytest.mark.slow
 def test_everyone_goes_back_while_a_rank_is_between_two_bodies(folder: Path) -> None:
     """It must not begin the step that it was handed out: the others do an earlier one."""
     stock = [str(SCRIPT), "--case", "subgroups"]

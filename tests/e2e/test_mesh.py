@@ -74,6 +74,7 @@ def test_a_run_on_a_mesh_says_where_its_ranks_are(folder: Path) -> None:
     assert re.findall(r"  mesh: (.*)", asked(folder, "events")) == ["replicate 2 × shard 2"], "told once"
 
 
+@pytest.mark.slow
 def test_verify_names_the_shard_that_differs(folder: Path) -> None:
     """A gradient that is another one in the second replica's second shard, in the run with a fault."""
     (folder / "plan.toml").write_text(kill(1, "backward", 1))

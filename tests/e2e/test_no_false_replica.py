@@ -41,6 +41,7 @@ def copied(outcome: Outcome) -> int:
     return outcome.output.count("state copied from a peer")
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_by_hand_with_its_twins_declared(folder: Path) -> None:
     """The slice comes from the rank that has the same one, and from no other."""
     arguments = arguments_of("tensor", "dp")

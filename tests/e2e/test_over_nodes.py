@@ -47,6 +47,7 @@ def test_a_rank_dies_in_its_backward(folder: Path, stock: Stock) -> None:
     assert "fault did not fire" not in here + there, "rank 2 is no rank of node 0"
 
 
+@pytest.mark.slow
 def test_the_only_rank_of_a_node_dies_in_its_update(folder: Path, stock: Stock) -> None:
     begun = over_nodes.begin(folder, STEPS, [kill(1, "update", 6)], nodes=(1, 1))
     outcomes = over_nodes.end(begun, ranks=2)

@@ -85,6 +85,7 @@ def test_a_stage_without_replica_that_dies_in_its_update_is_lost_and_the_message
     assert "--snapshot-every" in outcome.output
 
 
+@pytest.mark.slow
 def test_without_the_reset_a_pipeline_does_not_come_back(folder: Path) -> None:
     """The control: what the first try left in the schedule is noticed."""
     arguments = ["--steps", "6"]

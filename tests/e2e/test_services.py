@@ -186,6 +186,7 @@ def test_store_dies_while_the_ranks_connect(stock: Reference, begin: Callable[..
     harness.check_survivors(outcome)
 
 
+@pytest.mark.slow
 def test_the_others_meet_a_rank_before_it_is_restored_and_wait_for_it_then(
     stock: Reference, begin: Callable[..., Live]
 ) -> None:

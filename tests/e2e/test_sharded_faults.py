@@ -66,6 +66,7 @@ def test_two_deaths_at_once_one_in_each_replica(sharded_stock: Reference, folder
     assert len(copied) >= 2 and len(sources(outcome)) == len(faults), outcome.tail()
 
 
+@pytest.mark.slow
 def test_all_holders_of_a_shard_in_one_update_go_back_to_the_snapshot(sharded_stock: Reference, folder: Path) -> None:
     """Ranks 0 and 2: with them everybody, also those whose shard is whole."""
     faults = [kill(0, "update", 5), kill(2, "update", 5), *(kill(rank, "update", 9) for rank in range(harness.RANKS))]

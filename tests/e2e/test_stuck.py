@@ -40,6 +40,7 @@ def run(folder: Path, attempts: int) -> harness.Outcome:
     return harness.finish(harness.start(folder, command), 3, 60)
 
 
+@pytest.mark.slow
 def test_connections_are_made_again_when_everybody_waits(folder: Path) -> None:
     outcome = run(folder / "s", 1)
     assert outcome.code == 0, outcome.tail()

@@ -122,6 +122,7 @@ def verify(folder: Path, *words: str, at: str = "update") -> tuple[int, list[str
     return done.returncode, [run["name"] for run in result["runs"]], result
 
 
+@pytest.mark.slow
 def test_values_that_are_kept_are_compared(folder: Path, plain: list[dict[str, Any]]) -> None:
     """A set of strings too, which lie there in another order in each run."""
     code, runs, result = verify(folder)

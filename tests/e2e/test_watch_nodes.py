@@ -26,6 +26,7 @@ def picture(node: Running) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_status_of_all_nodes(folder: Path, stock: Stock) -> None:
     begun = over_nodes.begin(folder, STEPS, [kill(2, "backward", 20)])
     over_nodes.Killer(begun, 0).wait_for_all(4)

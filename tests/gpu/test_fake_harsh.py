@@ -165,6 +165,7 @@ def test_what_bits_depend_on_is_told_when_it_is_not_set(folder: Path, control: C
 # -- what was reported of real drivers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_others_do_not_wait_for_the_end_of_the_dead(clean: Outcome, folder: Path, control: Control) -> None:
     """The driver's share of a process's end takes seconds. Only whoever maps the dead's device memory waits for it."""
     control.set(teardown=1.5)

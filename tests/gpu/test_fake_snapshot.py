@@ -116,6 +116,7 @@ def test_no_room_on_the_device_for_the_buffers(clean: Outcome, folder: Path, con
     assert "all workers start again" in outcome.output
 
 
+@pytest.mark.slow
 def test_the_buffers_of_another_rank_cannot_be_mapped(clean: Outcome, folder: Path, control: Control) -> None:
     """A replacement maps its rank's three allocations, twice (the first time it looks for a replica), then the others' buffers."""
     control.set(refuse="cuMemImportFromShareableHandle#7")

@@ -378,6 +378,6 @@ add(
     at="idle",
     step=11,
     batch=False,
-    often=True,
+    often=False,
     named="nobody knows whether its inputs come from what is kept",
 )
