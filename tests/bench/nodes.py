@@ -40,14 +40,16 @@ SPARE = "ftrun, a spare node"
 SYSTEMS = ("ftrun", SPARE, "torchrun")
 
 
-def start(system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequence[str]) -> list[harness.Running]:
-    """Start a launcher for each node."""
+def start(
+    system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequence[str], backend: Sequence[str] = ()
+) -> list[harness.Running]:
+    """Start a launcher for each node. `backend`: where those of ftrun meet, else in a folder."""
     script, words = runs.SCRIPTS / "train.py", ["--system", system.partition(",")[0], *words]
     (folder / "out").mkdir(parents=True)
     if system == "ftrun":
-        return over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan)
+        return over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, backend=backend)
     if system == SPARE:
-        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, spares=nodes[:1])
+        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, backend=backend, spares=nodes[:1])
         runs.wait_for(begun[-1], "the spare node", lambda: "this node is a spare" in begun[-1].output, 60)
         return begun
     begun = []

@@ -49,20 +49,20 @@ class Lan:
         for number, name in enumerate(self._names):
             _ip("netns", "add", name)
             self._in(name, "link", "set", "lo", "up")
-            self._in(self._hub, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            self._in(self._hub, "link", "set", f"p{number}", *([] if self._rules else ["master", "br0"]), "up")
+            self._in(self._hub, "link", "add", self.port(number), "type", "veth", "peer", "name", "eth0", "netns", name)
+            self._in(self._hub, "link", "set", self.port(number), *([] if self._rules else ["master", "br0"]), "up")
             self._in(name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
             self._in(name, "link", "set", "eth0", "up")
         if self._rules is not None:
             self.lose(0, 0.0, 0.0)
-            ports = [f"p{number}" for number in range(len(self._names))]
+            ports = [self.port(number) for number in range(len(self._names))]
             command = [sys.executable, "-m", "tests.e2e.switch", str(self._rules), *ports]
-            self._switch = subprocess.Popen(["ip", "netns", "exec", self._hub, *command], cwd=ROOT)
+            self._switch = subprocess.Popen(self.on_hub(command), cwd=ROOT)
 
     def lose(self, node: int, to: float, by: float) -> None:
         """Let the switch lose a share of the packets to a node, and of those that it sends."""
         assert self._rules is not None
-        self._bad[f"p{node}"] = to, by
+        self._bad[self.port(node)] = to, by
         files.replace(self._rules, json.dumps(self._bad), private=True)
 
     def end(self) -> None:
@@ -83,9 +83,16 @@ class Lan:
         """The same command, on that machine."""
         return ["ip", "netns", "exec", self._names[node], *command]
 
+    def on_hub(self, command: Sequence[str]) -> list[str]:
+        """The same command, where the cables of all machines end, each in its `port`."""
+        return ["ip", "netns", "exec", self._hub, *command]
+
+    def port(self, node: int) -> str:
+        return f"p{node}"
+
     def plug(self, node: int, into: bool) -> None:
         """Plug the cable of a node in or out, at the bridge: the node itself sees no change."""
-        self._in(self._hub, "link", "set", f"p{node}", "master" if into else "nomaster", *(["br0"] if into else []))
+        self._in(self._hub, "link", "set", self.port(node), "master" if into else "nomaster", *(["br0"] if into else []))
 
     def destroy(self, node: int) -> None:
         """Lose a machine: nobody hears of the end of its processes, neither from them nor from its kernel."""
@@ -98,9 +105,9 @@ class Lan:
     def slow(self, node: int, begin: bool) -> None:
         """Let at most 6 kB a second through to a node, or all again."""
         limit = ["root", "tbf", "rate", "50kbit", "burst", "5kb", "latency", "5s"] if begin else ["root"]
-        device = ["dev", f"p{node}"]
-        command = ["ip", "netns", "exec", self._hub, "tc", "qdisc", "add" if begin else "del", *device, *limit]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        device = ["dev", self.port(node)]
+        command = ["tc", "qdisc", "add" if begin else "del", *device, *limit]
+        subprocess.run(self.on_hub(command), check=True, capture_output=True, text=True)
 
     def _in(self, namespace: str, *words: str) -> None:
         _ip("-n", namespace, *words)
