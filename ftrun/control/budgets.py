@@ -54,8 +54,8 @@ def seen_before(state: State, key: str, generation: int) -> tuple[State, bool]:
 def charge(config: Config, state: State, worker: WorkerState, death: Died) -> tuple[State, tuple[Action, ...] | None]:
     """Charge the death of a rank that needs a new worker. Actions are None while the budget lasts, else the end."""
     assert worker.rank is not None
-    if death.fault in (Fault.DRAIN, Fault.GAVE_WAY):
-        return state, None  # nothing failed; what a rank gave way to is another rank's failure, and charged to that
+    if death.fault in (Fault.DRAIN, Fault.GAVE_WAY, Fault.CUT_OFF):
+        return state, None  # the rank did not fail; what a rank gave way to is another rank's failure, and charged to that
     key = failure_key(death)
     if key:
         state, again = seen_before(state, in_step(key, worker.rank, death.at), worker.generation)

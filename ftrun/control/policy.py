@@ -53,6 +53,7 @@ TABLE: dict[Fault, PolicyRow] = {
     Fault.MEMORY_FULL: PolicyRow(R.REPORT, (R.REPORT, R.STOP)),
     Fault.DRAIN: PolicyRow(R.REPLACE, (R.REPLACE,)),
     Fault.GAVE_WAY: PolicyRow(R.REPLACE, (R.REPLACE,)),
+    Fault.CUT_OFF: PolicyRow(R.REPLACE, (R.REPLACE,)),
 }
 
 # NVML field 230: the driver knows best what its device needs.

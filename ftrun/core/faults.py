@@ -28,3 +28,4 @@ class Fault(str, enum.Enum):
     MEMORY_FULL = "memory-full"  # the file system of shared memory is full
     DRAIN = "drain"  # a person asked to move this rank
     GAVE_WAY = "gave-way"  # the worker ended itself, since only a replacement can go on from there
+    CUT_OFF = "cut-off"  # the fd store ended the rank, since its node was cut off from the others

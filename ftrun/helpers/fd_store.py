@@ -111,7 +111,7 @@ class FdStore:
         left = lease.left(self._board)
         if left is None or left > 0:
             return None if left is None else min(_LEASE_SLEEP, left)
-        ended = [cell for cell in self._workers() if cell[F.RANK] and self._kill(cell[F.PID])]
+        ended = [cell for cell in self._workers() if cell[F.RANK] and self._cut_off(cell)]
         if ended:
             self._board[Head.FENCED] = self._board[Head.FENCED] + 1
             self._print(f"no beat of this node reached the others for {-left:.1f} s too long; ending its {len(ended)} ranks")
@@ -120,6 +120,12 @@ class FdStore:
     def _workers(self) -> list[Cell]:
         """Return the cells of the workers that had not ended by the launcher's last knowledge."""
         return [self._board.cell(at) for at in health.living(self._board, health.used_cells(self._board))]
+
+    def _cut_off(self, cell: Cell) -> bool:
+        """Kill a rank, and let the launcher know why, which finds it dead. Return False if its process is gone."""
+        if not fence.quiet(cell[F.PID]):
+            cell[F.CUT_OFF] = 1
+        return self._kill(cell[F.PID])
 
     def _kill(self, pid: int) -> bool:
         """Kill a process and its group. Return False if it had ended before; its number may be that of a stranger by now."""

@@ -127,6 +127,22 @@ def test_a_launcher_that_was_frozen_comes_back_as_a_spare_node(folder: Path, sto
 
 
 @pytest.mark.slow
+def test_ranks_that_ended_with_their_lease_are_no_replacements(folder: Path, stock: Stock) -> None:
+    """Their launcher comes back before the others miss it. They did not fail: --max-replacements is about those that do."""
+    steps = ("--steps", "100", "--stretch", "0.05")
+    begun = over_nodes.begin(folder, steps, options=("--rdzv-conf", "keep_alive=8", "--max-replacements", "0"))
+    over_nodes.until_gate(begun, 3)
+    begun[1].process.send_signal(signal.SIGSTOP)
+    workers = over_nodes.Killer(begun, 0).pids(1)
+    wait_for(lambda: not any(map(process_start, workers)), "the end of its ranks")
+    begun[1].process.send_signal(signal.SIGCONT)
+    outcomes = over_nodes.end(begun)
+    all_exact(outcomes, stock(*steps), struck=[1])
+    victims = [one["fault"] for note in outcomes[1].notes("incident") for one in note["victims"]]
+    assert len(workers) == 2 and victims == ["cut-off"] * 2, outcomes[1].tail()
+
+
+@pytest.mark.slow
 def test_a_spare_node_that_nobody_needs(folder: Path, stock: Stock) -> None:
     steps = ("--steps", "60", "--stretch", "0.02")
     outcomes = over_nodes.end(begin(folder, steps))

@@ -203,6 +203,7 @@ def test_ranks_end_with_the_lease_of_their_node(kept: Kept, tmp_path: Path) -> N
         assert codes == [-signal.SIGKILL] * 2 and time.monotonic() - last > 1.3
         wait_for(lambda: board[Head.FENCED], "the mark on the board")
         assert workers[2].poll() is None
+        assert [board.cell(cell)[F.CUT_OFF] for cell in range(3)] == [1, 1, 0]
         lease.renew(board, 2.0, lease.now())
         board.cell(2)[F.RANK] = 6
         time.sleep(0.3)

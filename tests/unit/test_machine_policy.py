@@ -108,7 +108,7 @@ def test_too_many_replacements_within_the_window() -> None:
     assert run.at(RunPhase.ENDING)
 
 
-@pytest.mark.parametrize("fault", ["drain", "gave-way"])
+@pytest.mark.parametrize("fault", ["drain", "gave-way", "cut-off"])
 def test_it_is_no_failure(fault: str) -> None:
     run = Driver(2, 1, max_replacements=0).up()
     for _ in range(3):

@@ -73,7 +73,7 @@ def test_sources_disagree_and_say_so() -> None:
 
 
 DEFAULTS = {
-    R.REPLACE: "exit signal oom frozen gil hang collective corrupt cuda drain gave-way",
+    R.REPLACE: "exit signal oom frozen gil hang collective corrupt cuda drain gave-way cut-off",
     R.REDO: "exception nonfinite",
     R.LINKS: "link",
     R.QUARANTINE: "gpu-lost ecc",

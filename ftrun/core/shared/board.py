@@ -148,6 +148,7 @@ class F:
     LOOKS = 150
     LOOKED_AT = 151
     LEFT_OUT = 152  # number of names in its LeftOutNote
+    CUT_OFF = 153  # fd store: 1 = it ends this worker, since the lease of its node is over
 
 
 class Phase(enum.IntEnum):

@@ -102,6 +102,7 @@ VERBS: dict[str, str] = {
     Fault.COLLECTIVE: "hung",
     Fault.CORRUPT: "became corrupt",
     Fault.GAVE_WAY: "gave way to a replacement",
+    Fault.CUT_OFF: "was ended",
 }
 _CAUSE_SAYS_ALL = ("", Fault.EXIT, Fault.SIGNAL, Fault.EXCEPTION)
 

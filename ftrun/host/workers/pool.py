@@ -459,6 +459,8 @@ class WorkerPool:
         killed = code is None or code > EXIT_SIGNAL
         if killed and (worker.ours or self.ending):
             return "", ""
+        if killed and worker.cell[F.CUT_OFF]:
+            return Fault.CUT_OFF.value, "no beat of its node reached the others in time"
         short = self._kills.evidence(worker.pid) if code in (None, EXIT_SIGNAL + signal.SIGKILL) else ""
         if short:
             return Fault.OOM.value, short

@@ -30,6 +30,7 @@ _CAUSES = {
     "ecc": "its device reported an uncorrectable memory error",
     "drain": "a person asked for it to be moved",
     "gave-way": "it ended itself, since only a replacement could go on from there",
+    "cut-off": "ftrun ended it before other nodes took its place, since they heard nothing of its node",
 }
 _MOST = 8  # ranks that a sentence names one by one
 _SOURCES = {

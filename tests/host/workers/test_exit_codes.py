@@ -120,6 +120,17 @@ def test_one_that_we_kill_while_it_ends_keeps_its_own_cause(dying: Dying) -> Non
     assert (death.code, death.fault, death.cause) == (137, Fault.SIGNAL.value, "SIGKILL")
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_one_that_the_fd_store_ends_is_cut_off(dying: Dying, killed: bool) -> None:
+    """Unless it had left by itself: the fd store saw it live a moment ago."""
+    dying.worker.cell[F.CUT_OFF] = 1
+    if killed:
+        os.kill(dying.worker.pid, signal.SIGKILL)
+    else:
+        dying.exits(3)
+    assert dying.hear().fault == (Fault.CUT_OFF.value if killed else Fault.EXIT.value)
+
+
 @pytest.mark.parametrize("known_by", ["lock", "process"])
 def test_a_script_that_is_over_has_time_to_end(dying: Dying, monkeypatch: pytest.MonkeyPatch, known_by: str) -> None:
     """Its lock is gone, and neither its process nor the fork server's word of it comes within the usual time."""
