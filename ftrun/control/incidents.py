@@ -170,7 +170,8 @@ def _some_left(state: State) -> bool:
 
 
 def _first_of(dead: int | None, living: int | None) -> int | None:
-    return living if dead is None else dead
+    """Return the incarnation whose host snapshots are a rank's: of one whose node was lost, that which has brought a copy here."""
+    return living if dead is None or (dead == NOWHERE and living is not None) else dead
 
 
 def world_stops(config: Config, state: State, event: events.WorldStops) -> Result:

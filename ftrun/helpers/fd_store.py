@@ -5,7 +5,7 @@ socket. A worker puts the descriptor of each segment under (rank, name); a repla
 memory for replacements on other nodes (memory_server.py). The fd store never maps host memory; it imports device memory, in
 threads beside the one that serves (see cuda_import.py). When the launcher's socket closes without a `bye`, it kills
 the fork server and every worker, tells a node that watches this one, and removes the run directory. When the lease of this node is over
-(ftrun.core.shared.lease), it kills the workers that have ranks.
+(ftrun.core.shared.lease), it kills the workers that have ranks. One more thread copies host snapshots of another node (snapshot_copies.py).
 
 Why a process of its own: memory lives as long as a process holds a descriptor or a mapping, and the weights must survive the launcher's
 death. The fd store ends the workers then, since it sees the launcher's socket close and does nothing that could delay it. Named files in
@@ -32,6 +32,7 @@ from ftrun.core import paths, shape
 from ftrun.core.shared import health, lease, wire
 from ftrun.core.shared.board import Board, Cell, F, Head
 from ftrun.core.shared.handle import Handle, Kind
+from ftrun.core.shared.snapshot_layout import NAME as SNAPSHOT
 from ftrun.core.system.procfs import kill_group, process_start
 from ftrun.helpers.cuda_import import Imported
 from ftrun.host.workers import fence
@@ -39,6 +40,7 @@ from ftrun.host.workers import fence
 if TYPE_CHECKING:
     from ftrun.helpers.gpu_reads import GpuReads
     from ftrun.helpers.memory_server import Borrowed, MemoryServer
+    from ftrun.helpers.snapshot_copies import Copies
 
 _LEASE_SLEEP = 1.0  # the most seconds between two looks at a lease: the wait's clock stands still while the machine sleeps
 _LEASE_LOOK = 0.05  # seconds between two looks at a lease that is over
@@ -75,6 +77,7 @@ class FdStore:
         self._lock = threading.Lock()  # around what changes `_held`, and around what another thread takes from it
         self._memory: MemoryServer | None = None  # of several nodes
         self._reads: dict[int, tuple[int, GpuReads]] = {}  # rank -> (cell, its worker, which reads its memory on a GPU)
+        self._copies: Copies | None = None
         self._serving = threading.Lock()  # around the start of another one
         self._imported: dict[tuple[int, str], Imported] = {}
         self._guarded: list[int] = []
@@ -92,8 +95,8 @@ class FdStore:
         listener.listen(128)
         self._select.register(listener, selectors.EVENT_READ)
         self._select.register(self._launcher, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # the launcher died already: the loop notices it and acts
-            wire.send(self._launcher, {"op": "ready"})
+        self._board[Head.COPIES] = self._board[Head.COPIES + 1] = self._board[Head.COPIES_AT] = 0  # an earlier fd store had them
+        self._tell({"op": "ready"})
         while True:
             for key, _ in self._select.select(self._keep_lease()):
                 sock = key.fileobj
@@ -148,9 +151,10 @@ class FdStore:
         elif message["op"] == "serve":
             told = str(message["address"]), str(message["secret"])
             threading.Thread(target=self._serve_nodes, args=told, daemon=True).start()  # a host's name may take long to look up
+        elif message["op"] == "copy":
+            self._copy(message)
         elif message["op"] == "alive?":
-            with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
-                wire.send(self._launcher, {"op": "alive"})
+            self._tell({"op": "alive"})
         return bool(message["op"] != "bye")
 
     def _serve_nodes(self, address: str, secret: str) -> None:
@@ -166,8 +170,32 @@ class FdStore:
             except OSError as error:
                 self._memory = None
                 print(f"fd store: cannot serve memory on {address}: {error}", file=sys.stderr)
-            with contextlib.suppress(OSError):  # the launcher died: the next receive notices it
-                wire.send(self._launcher, {"op": "serving", "port": self._memory.port if self._memory is not None else 0})
+            self._tell({"op": "serving", "port": self._memory.port if self._memory is not None else 0})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the launcher died: the next receive notices it, and the loop acts
+            wire.send(self._launcher, message)
+
+    def _copy(self, message: dict[str, Any]) -> None:
+        """Copy the host snapshots of the ranks of another node from now on; with port 0, of none."""
+        from ftrun.helpers.snapshot_copies import Copies, Held, Source
+
+        if self._copies is None:
+            told = Held(self._snapshots, self._keep_snapshots)
+            self._copies = Copies(self._board, told, lambda why: self._tell({"op": "uncopied", "why": why}))
+        port, ranks = int(message["port"]), range(int(message["first"]), int(message["end"]))
+        source = Source(int(message["node"]), str(message["address"]), port, str(message["secret"]), ranks)
+        self._copies.follow(source if port else None)
+
+    def _snapshots(self, rank: int) -> int | None:
+        with self._lock:
+            held = self._held.get((rank, SNAPSHOT))
+            return None if held is None else os.dup(held[1])
+
+    def _keep_snapshots(self, rank: int, fd: int) -> None:
+        self._forget((rank, SNAPSHOT))
+        with self._lock:
+            self._held[rank, SNAPSHOT] = (0, fd, Handle(Kind.HOST, os.fstat(fd).st_size).pack().hex())
 
     def _borrow(self, rank: int, name: str) -> Borrowed | None:
         from ftrun.helpers.memory_server import HostMemory
@@ -293,6 +321,8 @@ class FdStore:
     def _drop(self) -> None:
         for key in list(self._held):
             self._forget(key)
+        if self._copies is not None:
+            self._copies.dropped()
 
     def _guard(self) -> None:
         """End the processes of a dead launcher: first the fork server, so that it forks no more, then every worker."""

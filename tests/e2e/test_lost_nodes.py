@@ -14,7 +14,7 @@ from tests.e2e import harness, over_nodes, sharding
 from tests.e2e import lan as lans
 from tests.e2e.harness import Outcome, Running, fault, kill
 from tests.e2e.over_nodes import all_exact
-from tests.e2e.test_over_nodes import Stock
+from tests.e2e.test_over_nodes import Stock, rolled_back
 
 STEPS = ("--steps", "60", "--stretch", "0.05")
 SOON = ("--rdzv-conf", "keep_alive=2")
@@ -54,6 +54,19 @@ def test_a_node_is_lost_after_all_went_back_to_a_host_snapshot(folder: Path, sto
     outcomes = end(begun, 1)
     all_exact(outcomes, stock(*STEPS), struck=[1])
     assert "from the host snapshot of step 6" in outcomes[0].output, outcomes[0].tail()
+
+
+FSDP = ("--steps", "40", "--layout", "fsdp")
+EVERY_4 = ("--snapshot-every", "4")
+
+
+def test_shards_of_a_lost_node_come_from_the_copies_of_its_host_snapshots(folder: Path, sharded_stock: Stock) -> None:
+    begun = begin(folder, FSDP, [lose(2, "backward")], EVERY_4, script=sharding.SCRIPT)
+    outcomes = end(begun, 1)
+    all_exact(outcomes, sharded_stock(*FSDP), struck=[1])
+    (back,) = {step for steps in rolled_back(outcomes) for step in steps}
+    assert back in (24, 28), outcomes[0].tail()
+    assert f"from the host snapshot of step {back}" in outcomes[1].output, outcomes[1].tail()
 
 
 @pytest.mark.slow

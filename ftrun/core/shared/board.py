@@ -2,7 +2,7 @@
 
 Theory of operation. The file is a header (`Head`), then one cell (`F`) for each worker incarnation. Each field is an aligned 64-bit word,
 so a reader never sees half of a value. A comment beside a field names its one writer; only a few words of the header have more. The file
-outlives dead workers: the phase and step in which a worker died stay readable. The three bells (workers', launcher's, gate's) are
+outlives dead workers: the phase and step in which a worker died stay readable. The bells (workers', launcher's, gate's, the copies') are
 32-bit futex words: a writer rings one after a change, and a lost ring costs latency only, since every wait has a deadline and looks again.
 """
 
@@ -60,6 +60,11 @@ class Head:
     RENEWED = 22  # launcher of one of several nodes: CLOCK_BOOTTIME ns when it began the last beat that succeeded
     FENCED = 23  # fd store: how often it ended ranks because the lease was over
     SNAPSHOT = 24  # first rank, of several nodes: gate number + 1 of the newest host snapshot of all ranks at the last gate, 0 = none
+    # of nodes that copy the host snapshots of the node before (ftrun.helpers.snapshot_copies):
+    COPIED = 25  # first rank: as SNAPSHOT, of the newest one whose copies were made by all nodes, or given up
+    COPIES = 26  # fd store: two words, gate number + 1 of which copies of all ranks of the node before are whole here; 0 = none
+    COPIES_AT = 28  # fd store: the value of SNAPSHOT whose copies are made, or given up
+    COPIES_BELL = 29  # 32-bit futex word: rung when SNAPSHOT changes
     RUN_TEXT = 64  # launcher: two slots of RUN_WORDS words: length in bytes, then the text
     OPENINGS = 512  # opener of a gate: OPENINGS_KEPT slots of gate number + 1 (0 = being written), and the time of its opening (ns)
 
@@ -327,6 +332,7 @@ class Board:
         self._worker_bell = self.address + Head.BELLS * _WORD
         self._launcher_bell = self._worker_bell + 4
         self._gate_bell = self.address + Head.GATE_BELL * _WORD
+        self._copies_bell = self.address + Head.COPIES_BELL * _WORD
 
     @classmethod
     def create(cls, path: Path, cells: int) -> Board:
@@ -458,6 +464,26 @@ class Board:
     def wait_gate(self, seen: int, timeout: float) -> bool:
         """Wait for the gate's bell, as `wait_workers` does."""
         return native.bell_wait(self._gate_bell, seen, timeout)
+
+    def show_snapshot(self, step: int) -> None:
+        """Show the newest host snapshot that all ranks of all nodes have, -1 = none, and let it be copied."""
+        if self[Head.SNAPSHOT] != step + 1:
+            self[Head.SNAPSHOT] = step + 1
+            self.ring_copies()
+
+    def ring_copies(self) -> None:
+        native.bell_ring(self._copies_bell)
+
+    def copies_bell(self) -> int:
+        return native.load32(self._copies_bell)
+
+    def wait_copies(self, seen: int, timeout: float) -> bool:
+        """Wait for the bell of the copies of host snapshots, as `wait_workers` does."""
+        return native.bell_wait(self._copies_bell, seen, timeout)
+
+    def copies(self) -> set[int]:
+        """Return the gate numbers of which this node has copies of the host snapshots of all ranks of the node before."""
+        return {shown - 1 for shown in (self[Head.COPIES], self[Head.COPIES + 1]) if shown}
 
     def ring_launcher(self) -> None:
         native.bell_ring(self._launcher_bell)

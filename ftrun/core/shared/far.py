@@ -1,4 +1,4 @@
-"""The protocol by which a node gives parts of its ranks' memory to a replacement on another node, over TCP.
+"""The protocol by which a node gives parts of its ranks' memory to other nodes over TCP: to a replacement, and to one that copies snapshots.
 
 A connection begins with a challenge: the server sends 16 bytes, and the client answers with their HMAC-SHA256 under the secret of the
 run. Then come requests, each a length of four bytes and one JSON object:
@@ -11,20 +11,23 @@ Who only watches answers the challenge by another HMAC (`watcher`), with which n
 has ended may pass the challenge of a living one on to it.
 
 An answer {"ok": false} means that there is no such segment. "device" is the part of an arena on a GPU, which the rank's worker reads
-while it lives. A chunk is its length, its checksum
+while it lives; "snapshot" are its host snapshots (snapshot_layout.py). A chunk is its length, its checksum
 (`ftrun.native.checksum`) and its bytes: TCP's own checksum has 16 bits, too few for gigabytes. A chunk of anything but weights has the
 HMAC of its place and bytes behind it: slots are read by `marshal`, which a stranger on the network must not feed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import json
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
+from ftrun import native
 from ftrun.core.shape import loads
 
 CHALLENGE = 16  # bytes
@@ -32,6 +35,8 @@ ANSWER = hashlib.sha256().digest_size
 CHUNK = 4 << 20  # most bytes of one
 HEAD = struct.Struct(">QQ")  # length and checksum of a chunk
 _LENGTH = struct.Struct(">I")
+_CONNECT = 5.0  # seconds
+_SILENT = 30.0  # seconds in which some bytes must come
 _MOST = 1 << 20  # bytes of a request or an answer
 
 
@@ -102,3 +107,60 @@ def fill(sock: socket.socket, room: memoryview) -> None:
         if not got:
             raise ConnectionError("the peer closed the connection")
         at += got
+
+
+class Line:
+    """A client's connection to the node that serves memory at `address` (host, port). One thread uses it.
+
+    Raises:
+        OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: str) -> None:
+        self._secret = secret
+        self._sock = socket.create_connection(address, _CONNECT)
+        try:
+            self._sock.settimeout(_SILENT)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._challenge = exactly(self._sock, CHALLENGE)
+            self._sock.sendall(answer(secret, self._challenge))
+        except OSError:
+            self._sock.close()
+            raise
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def size(self, rank: int, name: str) -> int | None:
+        """Return the bytes of a segment, None = there is none."""
+        send(self._sock, {"op": "size", "rank": rank, "name": name})
+        told = receive(self._sock)
+        return int(told["size"]) if told.get("ok") else None
+
+    def read(
+        self,
+        rank: int,
+        name: str,
+        ranges: list[tuple[int, int]],
+        room: Callable[[int, int], memoryview],
+        read: Callable[[int, memoryview], None] = lambda at, part: None,
+    ) -> None:
+        """Read ranges of a segment into the memory that `room(place, length)` gives for each part. `read` hears of each that is there."""
+        send(self._sock, {"op": "read", "rank": rank, "name": name, "ranges": ranges})
+        if not receive(self._sock).get("ok"):
+            raise OSError(f"its node has no {name} of rank {rank} any more")
+        for at, size in ranges:
+            end = at + size
+            while at < end:
+                length, checksum = HEAD.unpack(exactly(self._sock, HEAD.size))
+                if not 0 < length <= end - at:
+                    raise OSError(f"the node of rank {rank} sent what is no part of its {name}")
+                part = room(at, length)
+                fill(self._sock, part)
+                expected = seal(self._secret, self._challenge, rank, name, at, part)
+                if not hmac.compare_digest(exactly(self._sock, len(expected)), expected):
+                    raise OSError(f"a part of the {name} of rank {rank} was not sent by a node of this run")
+                if native.checksum(ctypes.addressof(ctypes.c_char.from_buffer(part)), length) != checksum:
+                    raise OSError(f"a part of the {name} of rank {rank} does not match its checksum: it was damaged on the way")
+                read(at, part)
+                at += length

@@ -50,6 +50,10 @@ class StoreHost(Protocol):
     def serve_memory(self, address: str, secret: str) -> None:
         """Let other nodes that know `secret` read this node's memory, on `address`; the host passes the port to `serves`."""
 
+    def copy_snapshots(self, source: Record) -> None:
+        """Copy the host snapshots of the node before this one from now on: `node`, `address`, `port` (0 = of nobody), `secret`, and its ranks
+        from `first` to before `end`."""
+
 
 class JobListener(Protocol):
     """Hears what other nodes show, and what persons ask of this one, on any node."""
@@ -169,6 +173,8 @@ class Peers:
         self._after_drain = False  # that one gave it up
         self._job: JobListener | None = None
         self._decision: Record = {}  # of the newest repair
+        self._copied: Record | None = None  # whose host snapshots this node copies
+        self._snapshots_are_copied = meeting.terms.replaces and context.settings.snapshot_every > 0
         self._failure: Record | None = None  # why our workers stop, if that came from this node
         self._ended = False  # everyone knows that the run is over, or nobody can be told
         self._replaceable = False  # may a spare node take this one's place?
@@ -249,7 +255,8 @@ class Peers:
             elif isinstance(action, ev.TellStopped) and action.generation == self._stopped:
                 replaced = [self.global_rank(local) for local in action.replaced]
                 kept = self._snapshots(action.cells)
-                self._session.stopped(self.place.round, self._incident, action.last, replaced, kept, action.back)
+                copies = sorted(self._board.copies())
+                self._session.stopped(self.place.round, self._incident, action.last, replaced, kept, action.back, copies)
             elif isinstance(action, ev.End) and not self._ended:
                 self._ended = True
                 self._part(action, self._last_words(action, actions))
@@ -347,6 +354,8 @@ class Peers:
         """Let a new fd store serve the other nodes as the last one did."""
         if self._host is not None and self._table is not None and self.place.nodes > 1 and self._table.secret:
             self._host.serve_memory(self._table.members[self.place.node].addr, self._table.secret)
+        if self._host is not None and self._copied is not None:
+            self._host.copy_snapshots(self._copied)
 
     def next_round(self) -> None:
         """Meet the other agents anew, after every worker of ours has ended."""
@@ -422,7 +431,7 @@ class Peers:
         self._me = news.record["me"]
         self.place = news.table.place(self._me)
         self.stamp = news.table.stamp()
-        self._table, self._incident, self._stopped, self._decision = news.table, 0, 0, {}
+        self._table, self._incident, self._stopped, self._decision, self._copied = news.table, 0, 0, {}, None
         self.fd_store_ready()
         host, port = str(news.record["host"]), int(news.record["port"])
         # restarts are counted for the whole world: every node of it has this number
@@ -430,6 +439,14 @@ class Peers:
         self._listener.log(_world_ready(self.place, self._nproc, f"{host}:{port}", news.table.why))
         self._failure, self._seated_in, self._after_drain = None, int(news.record["incident"]), bool(news.record["drained"])
         self._host.meet((host, port), seated=self._seated_in > 0)
+
+    def _before(self, news: News) -> None:
+        assert self._host is not None and news.record is not None and news.table is not None
+        if self._snapshots_are_copied:
+            at, table = int(news.record["node"]), news.table
+            first = table.firsts()[at]
+            self._copied = {**news.record, "secret": table.secret, "first": first, "end": first + table.members[at].nproc}
+            self._host.copy_snapshots(self._copied)
 
     def _unstored(self, news: News) -> None:
         assert self._host is not None
@@ -534,6 +551,7 @@ _ON_NEWS: dict[str, Callable[[Peers, News], None]] = {
     "unreached": Peers._unreached,
     "host": Peers._host_round,
     "ready": Peers._ready,
+    "before": Peers._before,
     "unstored": Peers._unstored,
     "stored": Peers._stored,
     "seen": Peers._seen,

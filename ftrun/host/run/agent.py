@@ -340,6 +340,8 @@ class Agent:
             self._ready(service, message)
         elif op == "serving":
             self._nodes.serves(int(message["port"]))
+        elif op == "uncopied":
+            self._log(str(message["why"]), "warning")
         else:
             self._worlds.on_store(message)
 

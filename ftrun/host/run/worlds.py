@@ -96,6 +96,10 @@ class Worlds:
         """Let other nodes that know `secret` read this node's memory, on `address`."""
         self._services.fd_store.send({"op": "serve", "address": address, "secret": secret})
 
+    def copy_snapshots(self, source: dict[str, Any]) -> None:
+        """Copy the host snapshots of the node before this one from now on."""
+        self._services.fd_store.send({"op": "copy", **source})
+
     def fork_server_ready(self) -> None:
         """Repeat an order for a store that went down with the last fork server."""
         if self.store is None and not self._asked and self._addr:
@@ -183,6 +187,8 @@ class Worlds:
             self._forget()
         if action.rollback:
             gates.decide(self._board, action.generation, action.resume)
+            self._board[Head.COPIED] = 0
+            self._board.show_snapshot(action.resume)  # every rank has it, and forgets those that came after it
         self._board[Head.ATTEMPT] = world.attempt
         self._reserve.write(lambda: write_world(self._context.run_dir, world))
         self._board[Head.PUBLISHED] = action.generation
@@ -194,9 +200,10 @@ class Worlds:
 
     def _forget(self) -> None:
         """Forget what workers of an earlier world left here."""
+        self._board[Head.COPIED] = 0
+        self._board.show_snapshot(-1)  # before the fd store drops copies: it makes none again
         self._services.fd_store.send({"op": "drop"})
         self._board[Head.DIFFER] = self._board[Head.EQUAL] = self._board[Head.MADE] = self._board[Head.MISSED] = 0
-        self._board[Head.SNAPSHOT] = 0
 
     def _keep_reserve(self) -> None:
         if not self._reserve.keep():

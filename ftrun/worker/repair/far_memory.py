@@ -8,11 +8,8 @@ replica on this node. Each chunk on its way has a checksum, too (`ftrun.core.sha
 
 from __future__ import annotations
 
-import hmac
-import socket
 from collections.abc import Callable, Sequence
 
-from ftrun import native
 from ftrun.core.errors import PlatformError
 from ftrun.core.shared import far
 from ftrun.worker.memory.arena import Arena
@@ -20,8 +17,6 @@ from ftrun.worker.memory.gpu_memory import Brought, zones_of
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
-_CONNECT = 5.0  # seconds
-_SILENT = 30.0  # seconds in which some bytes must come
 _AGAIN = 5  # times that slots are read again if they changed on the way
 _Range = tuple[int, int]  # place and length in a segment
 
@@ -34,24 +29,20 @@ class _Line:
     """
 
     def __init__(self, address: tuple[str, int], secret: str, rank: int, names: Sequence[str]) -> None:
-        self._rank, self._secret = rank, secret
+        self._rank = rank
         self.mirrors: dict[str, Segment] = {}
-        self._sock = socket.create_connection(address, _CONNECT)
+        self._line = far.Line(address, secret)
         try:
-            self._sock.settimeout(_SILENT)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._challenge = far.exactly(self._sock, far.CHALLENGE)
-            self._sock.sendall(far.answer(secret, self._challenge))
             for name in names:
                 self.add(name)
         except (OSError, PlatformError):
-            self._sock.close()
+            self._line.close()
             for segment in self.mirrors.values():
                 segment.close()
             raise
 
     def close(self) -> None:
-        self._sock.close()
+        self._line.close()
 
     def add(self, name: str) -> Segment:
         """Make the mirror of a segment."""
@@ -63,32 +54,13 @@ class _Line:
 
     def size(self, name: str) -> int | None:
         """Return the bytes of a segment, None = there is none."""
-        far.send(self._sock, {"op": "size", "rank": self._rank, "name": name})
-        answer = far.receive(self._sock)
-        return int(answer["size"]) if answer.get("ok") else None
+        return self._line.size(self._rank, name)
 
     def read(self, name: str, ranges: list[_Range], moved: Callable[[int], None] = lambda size: None) -> None:
         mirror = self.mirrors[name]
         if any(at < 0 or size < 0 or at + size > mirror.length for at, size in ranges):
             raise OSError(f"the {name} of rank {self._rank} changed while it was read")
-        far.send(self._sock, {"op": "read", "rank": self._rank, "name": name, "ranges": ranges})
-        if not far.receive(self._sock).get("ok"):
-            raise OSError(f"its node has no {name} of rank {self._rank} any more")
-        for at, size in ranges:
-            end = at + size
-            while at < end:
-                length, checksum = far.HEAD.unpack(far.exactly(self._sock, far.HEAD.size))
-                if not 0 < length <= end - at:
-                    raise OSError(f"the node of rank {self._rank} sent what is no part of its {name}")
-                part = mirror.view(at, length)
-                far.fill(self._sock, part)
-                expected = far.seal(self._secret, self._challenge, self._rank, name, at, part)
-                if not hmac.compare_digest(far.exactly(self._sock, len(expected)), expected):
-                    raise OSError(f"a part of the {name} of rank {self._rank} was not sent by a node of this run")
-                if native.checksum(mirror.address + at, length) != checksum:
-                    raise OSError(f"a part of the {name} of rank {self._rank} does not match its checksum: it was damaged on the way")
-                at += length
-                moved(length)
+        self._line.read(self._rank, name, ranges, mirror.view, lambda _, part: moved(len(part)))
 
 
 def mirrored_slots(address: tuple[str, int], secret: str, rank: int) -> Segment:

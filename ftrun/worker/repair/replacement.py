@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from ftrun import native
-from ftrun.core.errors import DeviceError
+from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.core.shared.board import Busy, F, Flag, Head, Inexact, Source
 from ftrun.core.shared.notes import RELOAD, Move, UnrestorableNote
 from ftrun.native import cuda
@@ -24,7 +24,7 @@ from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.memory.log import Damaged
 from ftrun.worker.memory.segment import Segment
-from ftrun.worker.repair import own_update, pipelines, transfer
+from ftrun.worker.repair import far_snapshot, own_update, pipelines, transfer
 from ftrun.worker.repair.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.repair.kit import Kit
 from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached, own_slots, tags_of
@@ -499,11 +499,18 @@ def restore(kit: Kit) -> None:
 def _snapshot_for(context: Context) -> tuple[int, str]:
     """Return the newest host snapshot that everyone on this node can go back to, or NONE and why ("": it takes none, or goes back already).
 
-    Of several nodes the leader knows which one all of them have.
+    Of several nodes the leader knows which one all of them have. If this node has none, another one may have copies: that of this rank tells.
     """
     world = context.world
-    going_back = world is not None and world.rollback
-    return (NONE, "") if going_back or context.snapshot_every <= 0 else newest_common(context)
+    if context.snapshot_every <= 0 or (world is not None and world.rollback):
+        return NONE, ""
+    step, why = newest_common(context)
+    if step == NONE and world is not None and world.span is not None and world.span.mirrored:
+        try:
+            return far_snapshot.newest(context), ""
+        except (OSError, PlatformError) as error:
+            return NONE, f"{why}, and no copy on another node ({error})"
+    return step, why
 
 
 def _join_rollback(context: Context) -> None:

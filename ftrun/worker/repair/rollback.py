@@ -81,9 +81,7 @@ def reload(kit: Kit, arena: Arena) -> tuple[Manifest, RankState, int]:
     world = context.world
     assert world is not None
     step = world.resume
-    store = kit.snapshots.store
-    if store is None:
-        raise BadSnapshot("the fd store has no host snapshot of this rank")
+    store = kit.snapshots.of_step(step)
     kit.snapshots.went_back(step)
     record = store.record(step)
     store.check(record)

@@ -7,6 +7,9 @@ The segment has two halves; each is sealed with its step, which the board shows.
 have, so they always have one in common, even if a rank dies or runs out of room. Of other nodes' ranks that is known as of the last gate,
 which is enough: whoever takes a snapshot has passed a gate at which everybody had taken the one before, or missed it. A replacement goes
 on in its predecessor's segment.
+
+Where spare nodes wait, each node copies the snapshots of the node before it (ftrun/helpers/snapshot_copies.py), and a rank takes no other one
+before the copies of the last one are made. A rank whose node was lost brings its own from there.
 """
 
 from __future__ import annotations
@@ -17,19 +20,20 @@ import sys
 
 from ftrun.core.errors import DeviceError, PlatformError
 from ftrun.core.shared.board import F, Head, snapshots_of
+from ftrun.core.shared.snapshot_layout import HALVES, NAME
 from ftrun.native.cuda import CudaError
 from ftrun.native.transfer import Facts
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory import serialization
 from ftrun.worker.memory.arena import Manifest
 from ftrun.worker.memory.segment import Segment, room_for
+from ftrun.worker.repair import far_snapshot
 from ftrun.worker.repair.ledger import Ledger
 from ftrun.worker.repair.rank_state import fields_of
 from ftrun.worker.repair.recovery_points import END
-from ftrun.worker.repair.snapshot_store import HALVES, BadSnapshot, Places, Store
+from ftrun.worker.repair.snapshot_store import BadSnapshot, Places, Store
 from ftrun.worker.state.protected_state import ProtectedState
 
-NAME = "snapshot"  # of the segment at the fd store
 _NO_STEP = -1
 
 
@@ -53,7 +57,7 @@ class Snapshots:
 
         If a snapshot fails, for lack of room say, this prints why and takes no more.
         """
-        if self.every <= 0 or (step - self._context.position.base) % self.every:
+        if self.every <= 0 or (step - self._context.position.base) % self.every or self._being_copied():
             return
         try:
             self._take(step)
@@ -99,6 +103,11 @@ class Snapshots:
             with contextlib.suppress(OSError):  # the next fd store gets it with the other segments
                 self.send()
 
+    def _being_copied(self) -> bool:
+        """Are copies of the newest snapshot of all ranks still being made? It must stay until they are, and the one before as long."""
+        world, board = self._context.world, self._context.board
+        return world is not None and world.span is not None and world.span.mirrored and board[Head.COPIED] < board[Head.SNAPSHOT]
+
     def _common(self) -> int:
         """Return the newest step of which every rank shows a snapshot; -1 = none."""
         context = self._context
@@ -112,6 +121,26 @@ class Snapshots:
         if store is not None:
             self._store, self._room = store, store.used()
             self._show()
+
+    def of_step(self, step: int) -> Store:
+        """Return the segment with the snapshot of that step; if this node has none, brought from the one that copies it.
+
+        Raises:
+            BadSnapshot: There is none.
+            DeviceError: There is no room for it.
+        """
+        if self._store is None or step not in self._store.steps():
+            try:
+                store = far_snapshot.bring(self._context, step)
+            except (OSError, PlatformError) as error:
+                raise BadSnapshot(f"there is no host snapshot of step {step} of this rank on its node, nor on another: {error}") from error
+            if self._store is not None:
+                self._store.segment.close()
+            self._store, self._room = store, store.used()
+            self._show()
+            with contextlib.suppress(OSError):  # the next fd store gets it with the other segments
+                self.send()
+        return self._store
 
     def went_back(self, step: int) -> None:
         """Discard the snapshots of steps after `step`, to which all ranks went back."""

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftrun import native
+from ftrun.core.shared.snapshot_layout import FACTS_AT, HALVES, PAGE, PIECES_AT
 from ftrun.native.transfer import Extent
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
 
-HALVES = (0, 1)
-_PAGE = 4096
-_SEAL, _LENGTH, _SUM = 0, 8, 16  # words of a half's first page; behind it the facts, then the pieces
-_FACTS_AT = _PAGE
-_PIECES_AT = 1 << 20
+_SEAL, _LENGTH, _SUM = 0, 8, 16  # words of a half's head
 
 
 class BadSnapshot(Exception):
@@ -102,7 +99,7 @@ class Store:
 
     @classmethod
     def create(cls, rank: int, arena: Arena) -> Store:
-        return cls(Segment.create(f"snapshot-{rank}", 2 * (arena.segment.length + _PIECES_AT)))
+        return cls(Segment.create(f"snapshot-{rank}", 2 * (arena.segment.length + PIECES_AT)))
 
     def steps(self) -> dict[int, int]:
         """Map sealed steps (gate numbers) to their halves."""
@@ -134,7 +131,7 @@ class Store:
         """
         base = half * self._half
         self.discard(half)
-        at, written = _PIECES_AT, {}
+        at, written = PIECES_AT, {}
         for name, piece in pieces.items():
             if isinstance(piece, bytes):
                 size = len(piece)
@@ -143,24 +140,30 @@ class Store:
                 size = piece.size
                 piece.copy_out(self.segment.address + base + at)
             written[name] = (at, size, native.checksum(self.segment.address + base + at, size))
-            at = -(-(at + size) // _PAGE) * _PAGE
+            at = -(-(at + size) // PAGE) * PAGE
         data = json.dumps({**facts, "step": step, "pieces": written}).encode()
-        self.segment.view(base + _FACTS_AT, len(data))[:] = data
+        self.segment.view(base + FACTS_AT, len(data))[:] = data
         self.segment.store(base + _LENGTH, len(data))
-        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + _FACTS_AT, len(data)))
+        self.segment.store(base + _SUM, native.checksum(self.segment.address + base + FACTS_AT, len(data)))
         self.segment.store(base + _SEAL, step + 1)
 
-    def record(self, step: int) -> Record:
-        """Read the record of a snapshot. Raises BadSnapshot."""
+    def facts(self, step: int) -> list[tuple[int, int]]:
+        """Return the place and the length of what describes a snapshot. Raises BadSnapshot."""
         half = self.steps().get(step)
         if half is None:
             raise BadSnapshot(f"there is no snapshot of step {step}")
-        base = half * self._half
-        length = self.segment.load(base + _LENGTH)
-        at = self.segment.address + base + _FACTS_AT
-        if length > _PIECES_AT - _FACTS_AT or native.checksum(at, length) != self.segment.load(base + _SUM):
+        length = self.segment.load(half * self._half + _LENGTH)
+        if length > PIECES_AT - FACTS_AT:
             raise BadSnapshot(f"what describes the snapshot of step {step} does not match its checksum")
-        raw = json.loads(bytes(self.segment.view(base + _FACTS_AT, length)))
+        return [(half * self._half + FACTS_AT, length)]
+
+    def record(self, step: int) -> Record:
+        """Read the record of a snapshot. Raises BadSnapshot."""
+        ((at, length),) = self.facts(step)
+        base = at - FACTS_AT
+        if native.checksum(self.segment.address + at, length) != self.segment.load(base + _SUM):
+            raise BadSnapshot(f"what describes the snapshot of step {step} does not match its checksum")
+        raw = json.loads(bytes(self.segment.view(at, length)))
         pieces = {name: Piece(base + offset, size, total) for name, (offset, size, total) in raw.pop("pieces").items()}
         return Record(pieces=pieces, **raw)
 

@@ -7,9 +7,10 @@ A node that dies in between may have opened a gate that another did not, but nev
 
 Where spare nodes wait, each node first gives the slots of its ranks to the next one (ftrun/worker/repair/mirrors.py).
 
-The numbers that go round say whether all nodes are at the same gate, whether some rank has made a checksum for it, and which host snapshot
-every rank has, so that nobody overwrites it. If there are checksums, all are gathered and compared before any word opens. Every node judges
-the same checksums, so where a rank is corrupt no word opens before it is replaced.
+The numbers that go round say whether all nodes are at the same gate, whether some rank has made a checksum for it, which host snapshot
+every rank has, so that nobody overwrites it, and, where spare nodes wait, whether all nodes have made their copies of it. If there are
+checksums, all are gathered and compared before any word opens. Every node judges the same checksums, so where a rank is corrupt no word
+opens before it is replaced.
 """
 
 from __future__ import annotations
@@ -41,20 +42,24 @@ def all_here(context: Context, nodes: SwapGroup, observers: Observers, number: i
         UsageError: If another node is at another gate, or at another kind of gate.
         Exception: Whatever an observer raises.
     """
+    board = context.board
     mine = [sum_row(cell, number) for cell in context.cells()]
     place = number << _KIND_BITS | context.cell[F.BUSY] & KINDS
     kept = max(snapshots_of(context.cells()), default=-1) if context.snapshot_every else -1
     need = mirrors.collect() if mirrors is not None else 0
+    copied = board[Head.SNAPSHOT] if board[Head.COPIES_AT] == board[Head.SNAPSHOT] else 0
     while True:
         if mirrors is not None and not mirrors.exchange(nodes):
             return False
-        found = among_nodes.greatest(nodes, [place, -place, int(any(mine)), need, -kept])
+        found = among_nodes.greatest(nodes, [place, -place, int(any(mine)), need, -kept, -copied][: 5 if mirrors is None else 6])
         if found is None:
             return False
         if mirrors is None or not mirrors.again(found[3]):
             break
     furthest, last, some = found[0], -found[1], found[2]
-    context.board[Head.SNAPSHOT] = 1 - found[4]
+    if mirrors is not None:
+        board[Head.COPIED] = -found[5]
+    board.show_snapshot(-found[4])
     if furthest != last:
         kinds = [Busy(at & KINDS) for at in (last, furthest)]
         ahead = (furthest >> _KIND_BITS) - (last >> _KIND_BITS)

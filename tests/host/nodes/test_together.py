@@ -127,7 +127,7 @@ def test_without_a_host_snapshot_in_common_the_round_is_over_with_the_code_of_lo
     nodes[0].look()
     assert "go.0.1" not in memory.records
     reason = memory.records["break.0"]
-    assert reason["cause"] == "no source; the nodes have no host snapshot of one step in common"
+    assert reason["cause"] == "no source; the nodes have no host snapshot of one step in common (nobody has one of all ranks of node 2)"
     assert [reason[name] for name in ("kind", "code", "node", "rank")] == ["failed", 75, 1, 2]
 
 

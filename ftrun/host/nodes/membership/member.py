@@ -47,6 +47,8 @@ class News:
     - host: record with addr, where to start a store
     - ready: table, and record with host and port of the store, me, the incident in which this node takes another one's place, or 0, and
       whether that one was `drained`
+    - before: table, and record with the index of the node before this one, its id, and the address and port at which it serves its memory
+      (0 = it does not), whenever that changes
     - unstored: the node that had the store is lost; stored: record with host and port of the next one
     - seen: record with `nodes`, what each node of the round and each spare one shows of itself, and whether this one is `replaceable` by a
       spare node, whenever that changes, also to a spare one
@@ -105,6 +107,7 @@ class Member:
         self._memory = 0  # the port at which this node's memory is served, 0 = it is not
         self._failure: Record | None = None  # of our last round
         self._shows = shows
+        self._before: Record = {}  # where the node before this one serves its memory, as it was last told
         self._seen: Record = {}  # what the nodes showed when it last changed
         self._reported: tuple[str, int, int] | None = None
         self.over = False
@@ -231,13 +234,22 @@ class Member:
             self._together.stops(incident, why)
             self._ring()
 
-    def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int], kept: Sequence[int] = (), back: bool = False) -> None:
+    def stopped(
+        self,
+        number: int,
+        incident: int,
+        last: int,
+        replaced: Sequence[int],
+        kept: Sequence[int] = (),
+        back: bool = False,
+        copies: Sequence[int] = (),
+    ) -> None:
         """Record that no rank of this agent moves any more, that its gate word opened gate `last`, and which ranks are to be replaced.
 
-        `kept` and `back` as in `Together.stopped`.
+        `kept`, `back` and `copies` as in `Together.stopped`.
         """
         if self._together is not None and self._about == number:
-            self._together.stopped(incident, last, replaced, kept, back)
+            self._together.stopped(incident, last, replaced, kept, back, copies)
             self._answered = True
 
     def restored(self, number: int, incident: int, missed: int, made: bool) -> None:
@@ -495,6 +507,7 @@ class Member:
             self._on_news(News("drain", number, request))
         if self._ready:
             self._look_at_nodes(table)
+            self._look_before(table)
         self._look_for_more(table)
 
     def _tell_broken(self, number: int, why: Record) -> None:
@@ -509,6 +522,18 @@ class Member:
         if seen != self._seen:
             self._seen = seen
             self._on_news(News("seen", table.round, seen))
+
+    def _look_before(self, table: RoundTable) -> None:
+        me = table.index(self._me.id)
+        if me is None or len(table.members) < 2:
+            return
+        at = (me - 1) % len(table.members)
+        before = table.members[at]
+        port = int(self._record(before.id).get("memory", 0))
+        found: Record = {"round": table.round, "node": at, "id": before.id, "address": before.addr, "port": port}
+        if found != self._before:
+            self._before = found
+            self._on_news(News("before", table.round, found, table))
 
     def _follow_seats(self, table: RoundTable) -> RoundTable:
         """Take over what spare nodes changed: the members, and where the workers meet."""

@@ -87,8 +87,10 @@ class Session:
     def stops(self, number: int, incident: int, why: Record) -> None:
         self._orders.put(("stops", (number, incident, why)))
 
-    def stopped(self, number: int, incident: int, last: int, replaced: Sequence[int], kept: Sequence[int], back: bool) -> None:
-        self._orders.put(("stopped", (number, incident, last, replaced, kept, back)))
+    def stopped(
+        self, number: int, incident: int, last: int, replaced: Sequence[int], kept: Sequence[int], back: bool, copies: Sequence[int]
+    ) -> None:
+        self._orders.put(("stopped", (number, incident, last, replaced, kept, back, copies)))
 
     def serves(self, port: int) -> None:
         self._orders.put(("serves", (port,)))

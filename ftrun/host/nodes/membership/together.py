@@ -10,10 +10,11 @@ A fault in a repair begins the next incident, which supersedes the one before. R
 - `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it. For a lost or drained node: its index `node`, and the `seat`,
   a member.
 - in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced, gate numbers of which all of its ranks have host snapshots, whether one
-  of them has nothing newer], `restored` [r, i, missed, made], and `memory`, the port of its memory server. What replacements missed, and
+  of them has nothing newer, gate numbers of which it has copies of those of all ranks of the node before], `restored` [r, i, missed, made], and `memory`, the port of its memory server. What replacements missed, and
   whether one made an update, survivors on other nodes must know.
 - `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
-  `rollback`: a rank of some node has nothing newer, and all go back to the newest host snapshot that every rank has; `went_back`: the
+  `rollback`: a rank of some node has nothing newer, and all go back to the newest host snapshot of which every rank has its own or a copy on
+  the next node; `went_back`: the
   newest incident that did so, 0 = none. If there is no such snapshot, the leader creates `break.<r>` instead.
 - `open.<r>.<i>`: every rank of every node is restored, with the largest `missed` and whether any `made`; the leader creates it.
 
@@ -27,7 +28,7 @@ think they lead create the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from ftrun.core.errors import EXIT_REQUEUE
@@ -67,12 +68,21 @@ class Together:
         """Begin an incident, unless another node has: then return False."""
         return self._carrier.create(self._name("stop", incident), {"incident": incident, **why})
 
-    def stopped(self, incident: int, last: int, replaced: Sequence[int] = (), kept: Sequence[int] = (), back: bool = False) -> None:
+    def stopped(
+        self,
+        incident: int,
+        last: int,
+        replaced: Sequence[int] = (),
+        kept: Sequence[int] = (),
+        back: bool = False,
+        copies: Sequence[int] = (),
+    ) -> None:
         """Answer that no rank of this node moves any more, that its word opened gate `last`, and which ranks (of the world) are lost.
 
         `kept`: gate numbers of which every rank of this node has a host snapshot; `back`: one of them has nothing newer to go on with.
+        `copies`: gate numbers of which this node has copies of the host snapshots of every rank of the node before.
         """
-        self._own = {**self._own, "stopped": [self._number, incident, last, [*replaced], [*kept], back]}
+        self._own = {**self._own, "stopped": [self._number, incident, last, [*replaced], [*kept], back, [*copies]]}
 
     def restored(self, incident: int, missed: int = 0, made: bool = False) -> None:
         """Answer that every rank of this node is restored."""
@@ -115,9 +125,12 @@ class Together:
         incident, back = self.newest, any(answer[5] for answer in answers)
         resume, replaced = 1 + max(answer[2] for answer in answers), sorted(rank for answer in answers for rank in answer[3])
         if back:
-            kept = set.intersection(*({*answer[4]} for answer in answers))
+            following = [*answers[1:], answers[0]]
+            each = [{*answer[4]} | {step for step in after[6] if step <= resume} for answer, after in zip(answers, following, strict=True)]
+            kept = set.intersection(*each)
             if not kept:
-                self._carrier.create(f"break.{self._number}", _nothing_to_go_back_to(self._me, view[self._name("stop", incident)]))
+                reason = _nothing_to_go_back_to(self._me, view[self._name("stop", incident)], each)
+                self._carrier.create(f"break.{self._number}", reason)
                 return
             resume = max(kept)
         earlier = (i for i in range(1, incident) if view.get(self._name("go", i), {}).get("rollback"))
@@ -136,8 +149,13 @@ class Together:
         return f"{kind}.{self._number}.{incident}"
 
 
-def _nothing_to_go_back_to(me: str, stop: Record) -> Record:
-    """Return why the round of an incident is over in which a rank needs a host snapshot, and the nodes have none in common."""
-    cause = f"{stop.get('cause')}; the nodes have no host snapshot of one step in common"
+def _nothing_to_go_back_to(me: str, stop: Record, each: Sequence[Set[int]]) -> Record:
+    """Return why the round of an incident is over in which a rank needs a host snapshot, and the nodes have none in common.
+
+    `each`: of which steps there are some of all ranks of each node.
+    """
+    bare = " and ".join(f"node {node}" for node, steps in enumerate(each) if not steps)
+    whose = f" (nobody has one of all ranks of {bare})" if bare else ""
+    cause = f"{stop.get('cause')}; the nodes have no host snapshot of one step in common{whose}"
     about = {name: stop.get(name) for name in ("node", "host", "rank", "local_rank")}
     return {"by": me, **about, "kind": "failed", "cause": cause, "code": EXIT_REQUEUE}
