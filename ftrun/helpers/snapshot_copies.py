@@ -77,6 +77,7 @@ class Copies:
         """Hear that the fd store dropped all that it held."""
         with self._lock:
             self._times += 1
+            self._board[Head.COPIES_AT] = 0
         self._show()
 
     def _run(self) -> None:
@@ -89,19 +90,26 @@ class Copies:
                 source, times = self._source, self._times  # before the look at the board: a drop comes after the end of its snapshots
             shown = self._board[Head.SNAPSHOT]
             if source is None:
-                self._board[Head.COPIES_AT] = shown  # nobody waits for copies that nobody makes
+                self._over(times, shown)  # nobody waits for copies that nobody makes
             if source is None or not shown or done == (source, times, shown):
                 self._board.wait_copies(seen, _AGAIN)
                 continue
             try:
                 self._copy_all(source, times, shown)
+                self._over(times, shown)
                 done, self._told = (source, times, shown), ""
             except (OSError, ValueError) as error:
-                self._failed(source, shown, error)
+                self._over(times, shown)
+                self._failed(source, error)
                 self._board.wait_copies(seen, _AGAIN)
 
-    def _failed(self, source: Source, shown: int, error: Exception) -> None:
-        self._board[Head.COPIES_AT] = shown
+    def _over(self, times: int, shown: int) -> None:
+        """Let the ranks take the next snapshots."""
+        with self._lock:
+            if self._times == times:
+                self._board[Head.COPIES_AT] = shown
+
+    def _failed(self, source: Source, error: Exception) -> None:
         why = f"node {source.node}'s host snapshots are not copied, and would be lost with it: {error}"
         if self._source == source and self._told != why:
             self._told = why
@@ -128,7 +136,6 @@ class Copies:
                 if fd is not None:
                     os.close(fd)
         self._show()
-        self._board[Head.COPIES_AT] = shown
 
     def _keep(self, rank: int, fd: int, times: int) -> None:
         with self._lock:

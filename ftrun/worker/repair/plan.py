@@ -246,7 +246,8 @@ def _nobody(facts: Evidence) -> Refusal:
         why = "ranks that should hold the same were seen to differ, so none gives its values to another one"
         return Refusal(why, IF_A_PART, (SNAPSHOTS,))
     if facts.sharded:
-        why = f"it died inside its update, and its shard of {facts.lonely} is no other rank's"
+        how = "its node or its memory was lost" if facts.lost else "it died inside its update"
+        why = f"{how}, and its shard of {facts.lonely} is no other rank's"
         return Refusal(why, True, (SNAPSHOTS, HYBRID))
     what = facts.lonely or "all its parameters at once"
     return Refusal(f"no other rank is known to hold the same values of {what}", IF_A_PART, (SNAPSHOTS, PROVE))

@@ -31,8 +31,8 @@ class Node:
         self.together.look(self.memory.view())
         return [(kind, record["resume"] if kind == "decided" else record["incident"]) for kind, record in self.heard]
 
-    def answer(self, incident: int, last: int, kept: tuple[int, ...] = (), back: bool = False) -> None:
-        self.together.stopped(incident, last, (), kept, back)
+    def answer(self, incident: int, last: int, kept: tuple[int, ...] = (), back: bool = False, copies: tuple[int, ...] = ()) -> None:
+        self.together.stopped(incident, last, (), kept, back, copies)
         self.put()
 
     def restored(self, incident: int) -> None:
@@ -115,6 +115,39 @@ def test_all_go_back_to_the_newest_host_snapshot_that_every_node_has() -> None:
         node.answer(2, 5, (4,))
     nodes[0].look()
     assert [memory.records["go.0.2"][name] for name in ("resume", "rollback", "went_back")] == [6, False, 1]
+
+
+@pytest.mark.parametrize(
+    ("kept", "copies", "resume"),
+    [
+        ([(2, 4), (), (2, 4)], [(), (), (2, 4)], 4),  # node 1 was lost, and node 2 has copies
+        ([(2, 4), (), (2, 4)], [(), (2, 4), (2,)], 2),  # those of the newest are not made yet
+        ([(), (4, 6), (4, 6)], [(), (4, 6), ()], 6),  # of the first node
+        ([(4, 6), (4, 6), ()], [(4, 6, 9), (4,), ()], 6),  # of the last node; 9 is of a time from which all went back
+        ([(), (2, 4), ()], [(2, 4), (4,), ()], 4),  # two that are no neighbours were lost
+    ],
+)
+def test_copies_on_the_next_node_stand_for_the_host_snapshots_of_a_lost_one(
+    kept: list[tuple[int, ...]], copies: list[tuple[int, ...]], resume: int
+) -> None:
+    memory, nodes = three()
+    nodes[1].together.stops(1, {"cause": "no source"})
+    nodes[0].look()
+    for node, own, others in zip(nodes, kept, copies, strict=True):
+        node.answer(1, 7, own, node is nodes[1], others)
+    nodes[0].look()
+    assert memory.records["go.0.1"]["rollback"] and memory.records["go.0.1"]["resume"] == resume
+
+
+def test_a_node_that_is_lost_with_the_one_that_copied_its_host_snapshots_is_named() -> None:
+    memory, nodes = three()
+    nodes[1].together.stops(1, {"cause": "no source"})
+    nodes[0].look()
+    for node, own, others in zip(nodes, [(4, 6), (), ()], [(4, 6), (), ()], strict=True):
+        node.answer(1, 7, own, node is nodes[1], others)
+    nodes[0].look()
+    why = "the nodes have no host snapshot of one step in common (nobody has one of all ranks of node 1)"
+    assert memory.records["break.0"]["cause"] == f"no source; {why}" and "go.0.1" not in memory.records
 
 
 def test_without_a_host_snapshot_in_common_the_round_is_over_with_the_code_of_lost_state() -> None:

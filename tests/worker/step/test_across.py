@@ -14,6 +14,7 @@ from ftrun.core.shared.replicas import SumRow, name_of
 from ftrun.core.shared.world import AllNodes, Place, World
 from ftrun.worker.link.observer import Observers, StepObserver
 from ftrun.worker.link.run_link import Context
+from ftrun.worker.repair.mirrors import Mirrors
 from ftrun.worker.step import across
 
 NODES: Any = None  # the group that nobody asks here
@@ -42,10 +43,10 @@ def context(tmp_path: Path) -> Context:
     return here
 
 
-def at(monkeypatch: pytest.MonkeyPatch, number: int, kind: int = STEP, some: int = 0, kept: int = -1) -> None:
-    """The other node stands at this gate, and its ranks have a host snapshot of gate number `kept`."""
+def at(monkeypatch: pytest.MonkeyPatch, number: int, kind: int = STEP, some: int = 0, kept: int = -1, copied: int = -1) -> None:
+    """The other node stands at this gate, and its ranks have a host snapshot of gate number `kept`; it has made copies of `copied`."""
     place = number << across._KIND_BITS | kind
-    theirs = [place, -place, some, 0, -kept]
+    theirs = [place, -place, some, 0, -kept, -copied - 1]
     monkeypatch.setattr(across.among_nodes, "greatest", lambda _, mine: list(map(max, mine, theirs)))
 
 
@@ -106,3 +107,28 @@ def test_the_host_snapshot_that_every_rank_of_every_node_has_is_known(
     at(monkeypatch, 7, kept=there)
     assert across.all_here(context, NODES, Observers(), 7)
     assert context.board[Head.SNAPSHOT] - 1 == common
+
+
+class NoSlots(Mirrors):
+    """Where spare nodes wait: mirrors that have nothing to send."""
+
+    def exchange(self, nodes: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "copied"),
+    [(4, 4, 4), (4, 2, 2), (2, 4, -1), (-1, 4, -1)],
+    ids=["by both", "the other is behind", "of an earlier one", "by the other"],
+)
+def test_copies_count_when_all_nodes_have_made_those_of_the_newest_snapshot_of_all(
+    here: int, there: int, copied: int, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the last gate: what this node copied before all went back counts for nothing."""
+    context.snapshot_every = 2
+    for cell in context.cells():
+        cell[F.FIRST_HALF] = 4 + 1
+    context.board[Head.SNAPSHOT], context.board[Head.COPIES_AT] = 4 + 1, here + 1
+    at(monkeypatch, 7, kept=4, copied=there)
+    assert across.all_here(context, NODES, Observers(), 7, NoSlots(context))
+    assert context.board[Head.COPIED] - 1 == copied and context.board[Head.SNAPSHOT] - 1 == 4
