@@ -60,13 +60,83 @@ FSDP = ("--steps", "40", "--layout", "fsdp")
 EVERY_4 = ("--snapshot-every", "4")
 
 
+def lost_shards(
+    folder: Path, strikes: Sequence[str], lost: Sequence[int], options: Sequence[str] = EVERY_4, told: Sequence[str] = FSDP, **more: object
+) -> list[Outcome]:
+    """Lose nodes of a model whose shards nobody else has, at its strikes; return the outcomes of the others."""
+    begun = begin(folder, told, strikes, options, script=sharding.SCRIPT, **more)
+    for node in lost:
+        begun[node].wait(120.0)
+    return over_nodes.end([one for node, one in enumerate(begun) if node not in lost], timeout=sharding.SLOW)
+
+
+def went_back(outcomes: list[Outcome]) -> list[int]:
+    """The steps to which all went back."""
+    steps = {step for each in rolled_back(outcomes) for step in each}
+    assert steps, outcomes[0].tail()
+    return sorted(steps)
+
+
 def test_shards_of_a_lost_node_come_from_the_copies_of_its_host_snapshots(folder: Path, sharded_stock: Stock) -> None:
-    begun = begin(folder, FSDP, [lose(2, "backward")], EVERY_4, script=sharding.SCRIPT)
-    outcomes = end(begun, 1)
+    outcomes = lost_shards(folder, [lose(2, "backward")], [1])
     all_exact(outcomes, sharded_stock(*FSDP), struck=[1])
-    (back,) = {step for steps in rolled_back(outcomes) for step in steps}
+    (back,) = went_back(outcomes)
     assert back in (24, 28), outcomes[0].tail()
     assert f"from the host snapshot of step {back}" in outcomes[1].output, outcomes[1].tail()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", ["1", "7"])
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("phase", ["forward", "gate", "update", "idle"])
+def test_shards_of_a_node_that_is_lost_anywhere(phase: str, rank: int, every: str, folder: Path, sharded_stock: Stock) -> None:
+    """Copies are always being made with a snapshot in each step."""
+    outcomes = lost_shards(folder, [lose(rank, phase)], [rank // 2], ("--snapshot-every", every))
+    all_exact(outcomes, sharded_stock(*FSDP), struck=[1])
+    assert all(LATE - 14 <= back <= LATE + 1 for back in went_back(outcomes)), outcomes[0].tail()
+
+
+@pytest.mark.slow
+def test_nodes_are_lost_one_after_the_other(folder: Path, sharded_stock: Stock) -> None:
+    """The spare node in the place of the first one has copied the snapshots of the second one."""
+    told = ("--steps", "80", "--layout", "fsdp")
+    outcomes = lost_shards(folder, [lose(2, "backward"), lose(0, "update", 70)], [0, 1], told=told, spares=[2, 2])
+    all_exact(outcomes, sharded_stock(*told), struck=[0, 1])
+    first, second = went_back(outcomes)
+    assert first in (24, 28) and second in (60, 64, 68), outcomes[0].tail()
+
+
+@pytest.mark.slow
+def test_a_rank_dies_in_its_update_after_a_node_was_lost(folder: Path, sharded_stock: Stock) -> None:
+    """The ranks of the spare node go on in the snapshots that they brought."""
+    told = ("--steps", "60", "--layout", "fsdp")
+    outcomes = lost_shards(folder, [lose(2, "backward"), kill(1, "update", 50)], [1], told=told)
+    all_exact(outcomes, sharded_stock(*told), struck=[0, 1])
+    assert went_back(outcomes)[-1] in (44, 48), outcomes[0].tail()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["reset", "restore"])
+def test_another_node_is_lost_while_all_go_back(at: str, folder: Path, sharded_stock: Stock) -> None:
+    """Of four nodes the second and the last: no one of them copied the other's snapshots."""
+    strikes = [lose(1, "backward"), lose(3, at)]
+    outcomes = lost_shards(folder, strikes, [1, 3], nodes=(1, 1, 1, 1), spares=[1, 1])
+    all_exact(outcomes, sharded_stock(*FSDP), struck=[2, 3])
+    assert set(went_back(outcomes)) <= {24, 28}, outcomes[0].tail()
+
+
+@pytest.mark.slow
+@lans.needs_lan
+def test_shards_of_a_machine_that_is_lost(folder: Path, sharded_stock: Stock) -> None:
+    """Nobody hears of its end, also not who was reading from it."""
+    told = ("--steps", "400", "--layout", "fsdp")
+    with lans.lan(3) as lan:
+        begun = begin(folder, told, (), ("--snapshot-every", "1"), script=sharding.SCRIPT, lan=lan)
+        over_nodes.until_gate(begun[:2], 20)
+        lan.destroy(1)
+        outcomes = end(begun, 1)
+        all_exact(outcomes, sharded_stock(*told), struck=[1])
+        went_back(outcomes)
 
 
 @pytest.mark.slow

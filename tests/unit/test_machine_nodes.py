@@ -250,6 +250,20 @@ def test_a_rank_that_cannot_be_restored_asks_all_nodes_to_go_back() -> None:
     assert (publish.resume, publish.rollback, publish.replaced) == (2, True, (0,)), "the nodes have no newer one in common"
 
 
+def test_on_a_spare_node_the_workers_that_bring_the_host_snapshots_show_them() -> None:
+    """Nothing of a lost node is here; who has brought a copy shows it, also when all are stopped again."""
+    run = Driver(2, 1, shared=True)
+    run.send(ev.Seated(0.0, 1))
+    run.close(-1)
+    run.send(ev.WorldDecided(0.0, 1, 5))
+    first, second = run.holder(0), run.holder(1)
+    run.send(ev.Unrestorable(0.0, first, 1, "its shard is no other rank's", 4, requeue=True))
+    assert run.close(-1) == (ev.TellStopped(2, -1, (0, 1), (first, second), back=True),)
+    run.send(ev.WorldDecided(0.0, 2, 4, rollback=True))
+    run.kill(second)
+    assert run.close(-1) == (ev.TellStopped(3, -1, (0, 1), (first, NOWHERE), back=True),)
+
+
 def test_without_a_host_snapshot_a_rank_that_cannot_be_restored_ends_the_world() -> None:
     run = refused(snapshot=-1)
     assert run.at(RunPhase.RESTARTING)
