@@ -178,13 +178,13 @@ class FdStore:
 
     def _copy(self, message: dict[str, Any]) -> None:
         """Copy the host snapshots of the ranks of another node from now on; with port 0, of none."""
-        from ftrun.helpers.snapshot_copies import Copies, Held, Source
+        from ftrun.helpers.snapshot_copies import Copies, NodeBefore, Shelf
 
         if self._copies is None:
-            told = Held(self._snapshots, self._keep_snapshots)
-            self._copies = Copies(self._board, told, lambda why: self._tell({"op": "uncopied", "why": why}))
+            shelf = Shelf(self._snapshots, self._keep_snapshots)
+            self._copies = Copies(self._board, shelf, lambda why: self._tell({"op": "uncopied", "why": why}))
         port, ranks = int(message["port"]), range(int(message["first"]), int(message["end"]))
-        source = Source(int(message["node"]), str(message["address"]), port, str(message["secret"]), ranks)
+        source = NodeBefore(int(message["node"]), str(message["address"]), port, str(message["secret"]), ranks)
         self._copies.follow(source if port else None)
 
     def _snapshots(self, rank: int) -> int | None:

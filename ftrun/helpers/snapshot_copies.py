@@ -1,9 +1,10 @@
 """Copies the host snapshots of the node before this one into memory of this node, so that they outlive that node.
 
 Theory of operation. A thread of the fd store waits until the board shows a snapshot that all ranks of all nodes have (Head.SNAPSHOT), and
-reads it, rank by rank, from the memory server of the node before (`ftrun.core.shared.far`). The copy goes into the half of a segment that
-has not the newest one of which all are whole, and the fd store keeps it under the rank's name, as if the rank were of this node. Then Head.COPIES shows of which
-steps this node has the copies of all ranks, for the answer to an incident (ftrun/host/nodes/membership/together.py).
+reads it, rank by rank, from the memory server of the node before (`ftrun.core.shared.far`). The copy goes into a segment with two halves,
+like the rank's own, and never over the newest of which all ranks' copies are whole. The fd store keeps it under the rank's name, as if the
+rank were of this node. Then Head.COPIES shows of which steps this node has the copies of all ranks, for the answer to an incident
+(ftrun/host/nodes/membership/together.py).
 
 Nobody waits for that. But no rank takes another snapshot before all nodes have copied the last one that all have (Head.COPIED), or have
 given up: what is read is not overwritten then, and of the two snapshots of a rank one has copies everywhere. If a copy fails, for lack of
@@ -31,7 +32,7 @@ _NICE = 10  # of the thread: training goes first
 
 
 @dataclass(frozen=True)
-class Source:
+class NodeBefore:
     """The node whose snapshots are copied: its index, where it serves its memory, its ranks."""
 
     node: int
@@ -42,7 +43,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Held:
+class Shelf:
     """What the fd store keeps. `borrow(rank)` gives a new descriptor, None = it has no snapshots of that rank; `keep(rank, fd)` takes over
     a new segment."""
 
@@ -53,17 +54,17 @@ class Held:
 class Copies:
     """One per fd store. `tell` hears why there are no copies, once until there are again."""
 
-    def __init__(self, board: Board, held: Held, tell: Callable[[str], None]) -> None:
+    def __init__(self, board: Board, held: Shelf, tell: Callable[[str], None]) -> None:
         self._board = board
         self._held = held
         self._tell = tell
-        self._source: Source | None = None
+        self._source: NodeBefore | None = None
         self._lock = threading.Lock()  # around the next two, the words of the board, and what is kept
         self._times = 0  # how often the fd store dropped everything
         self._thread: threading.Thread | None = None
-        self._told = ""
+        self._told = False
 
-    def follow(self, source: Source | None) -> None:
+    def follow(self, source: NodeBefore | None) -> None:
         """Copy the snapshots of this node's ranks from now on; None: of nobody's."""
         with self._lock:
             self._source = source
@@ -83,7 +84,7 @@ class Copies:
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        done: tuple[Source, int, int] | None = None
+        done: tuple[NodeBefore, int, int] | None = None
         while True:
             seen = self._board.copies_bell()
             with self._lock:
@@ -97,7 +98,7 @@ class Copies:
             try:
                 self._copy_all(source, times, shown)
                 self._over(times, shown)
-                done, self._told = (source, times, shown), ""
+                done, self._told = (source, times, shown), False
             except (OSError, ValueError) as error:
                 self._over(times, shown)
                 self._failed(source, error)
@@ -109,13 +110,12 @@ class Copies:
             if self._times == times:
                 self._board[Head.COPIES_AT] = shown
 
-    def _failed(self, source: Source, error: Exception) -> None:
-        why = f"node {source.node}'s host snapshots are not copied, and would be lost with it: {error}"
-        if self._source == source and self._told != why:
-            self._told = why
-            self._tell(why)
+    def _failed(self, source: NodeBefore, error: Exception) -> None:
+        if self._source == source and not self._told:
+            self._told = True
+            self._tell(f"node {source.node}'s host snapshots are not copied, and would be lost with it: {error}")
 
-    def _copy_all(self, source: Source, times: int, shown: int) -> None:
+    def _copy_all(self, source: NodeBefore, times: int, shown: int) -> None:
         """Make the copies of a step whole, and forget those of later steps, from which all ranks went back."""
         found = {rank: self._held.borrow(rank) for rank in source.ranks}
         try:
@@ -126,7 +126,7 @@ class Copies:
             kept = max(self._show(), default=0)
             missing = [rank for rank, fd in found.items() if fd is None or shown not in (head.seal for head in heads(fd).values())]
             if missing:
-                with contextlib.closing(far.Line((source.address, source.port), source.secret)) as line:
+                with contextlib.closing(far.FarLine((source.address, source.port), source.secret)) as line:
                     for rank in missing:
                         fresh = _copy(line, rank, shown, found[rank], kept)
                         if fresh is not None:
@@ -159,13 +159,13 @@ class Copies:
             return whole
 
 
-def heads(fd: int) -> dict[int, layout.Head]:
+def heads(fd: int) -> dict[int, layout.HalfHead]:
     """Return the heads of the two halves of a segment, by the places of the halves."""
     places = (half * (os.fstat(fd).st_size // 2) for half in layout.HALVES)
     return {at: layout.head(os.pread(fd, layout.HEAD_BYTES, at)) for at in places}
 
 
-def _copy(line: far.Line, rank: int, seal: int, into: int | None, kept: int) -> int | None:
+def _copy(line: far.FarLine, rank: int, seal: int, into: int | None, kept: int) -> int | None:
     """Copy one rank's snapshot into a segment, not over the one with the seal `kept`; or into a new one, which is returned, if that
     does not fit.
 
@@ -183,9 +183,11 @@ def _copy(line: far.Line, rank: int, seal: int, into: int | None, kept: int) -> 
         line.read(rank, layout.NAME, [(at, size)], lambda place, part: memoryview(data)[place - at : place - at + part])
         return data
 
-    begin, head = next(((at, head) for at in (0, length // 2) if (head := _head(read, at)).seal == seal), (-1, None))
-    if head is None:
+    theirs = {at: _head(read, at) for at in (0, length // 2)}
+    begin = next((at for at, head in theirs.items() if head.seal == seal), None)
+    if begin is None:
         raise OSError(f"it has none of step {seal - 1} of rank {rank} any more")
+    head = theirs[begin]
     if head.length > layout.PIECES_AT - layout.FACTS_AT:
         raise ValueError(f"rank {rank} sent what is no host snapshot")
     facts = read(begin + layout.FACTS_AT, head.length)
@@ -213,7 +215,7 @@ def _copy(line: far.Line, rank: int, seal: int, into: int | None, kept: int) -> 
     return None if fits else fd
 
 
-def _head(read: Callable[[int, int], bytearray], at: int) -> layout.Head:
+def _head(read: Callable[[int, int], bytearray], at: int) -> layout.HalfHead:
     return layout.head(read(at, layout.HEAD_BYTES))
 
 

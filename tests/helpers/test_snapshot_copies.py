@@ -11,7 +11,7 @@ import pytest
 from ftrun.core.shared.board import Board, Head
 from ftrun.helpers import snapshot_copies
 from ftrun.helpers.memory_server import Borrowed, HostMemory, MemoryServer
-from ftrun.helpers.snapshot_copies import Copies, Held, Source
+from ftrun.helpers.snapshot_copies import Copies, NodeBefore, Shelf
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair.snapshot_store import Places, Store
@@ -32,7 +32,7 @@ class Before:
         self.hears: Callable[[int, int], None] = lambda rank, at: None
         self.server = MemoryServer(self.borrow, "127.0.0.1", SECRET)
         self.server.start()
-        self.source = Source(1, "127.0.0.1", self.server.port, SECRET, range(RANKS[0], RANKS[-1] + 1))
+        self.source = NodeBefore(1, "127.0.0.1", self.server.port, SECRET, range(RANKS[0], RANKS[-1] + 1))
 
     def borrow(self, rank: int, name: str) -> Borrowed | None:
         store = self.stores.get(rank) if name == "snapshot" else None
@@ -72,7 +72,7 @@ class Here:
         self.board = Board.create(folder / "board", 1)
         self.held: dict[int, int] = {}
         self.told: list[str] = []
-        self.copies = Copies(self.board, Held(self.borrow, self.keep), self.told.append)
+        self.copies = Copies(self.board, Shelf(self.borrow, self.keep), self.told.append)
 
     def borrow(self, rank: int) -> int | None:
         return os.dup(self.held[rank]) if rank in self.held else None

@@ -1,4 +1,4 @@
-"""The protocol by which a node gives parts of its ranks' memory to other nodes over TCP: to a replacement, and to one that copies snapshots.
+"""The protocol by which a node gives parts of its ranks' memory to other nodes, over TCP: to replacements, and to copies of snapshots.
 
 A connection begins with a challenge: the server sends 16 bytes, and the client answers with their HMAC-SHA256 under the secret of the
 run. Then come requests, each a length of four bytes and one JSON object:
@@ -109,7 +109,7 @@ def fill(sock: socket.socket, room: memoryview) -> None:
         at += got
 
 
-class Line:
+class FarLine:
     """A client's connection to the node that serves memory at `address` (host, port). One thread uses it.
 
     Raises:

@@ -23,7 +23,7 @@ _FACTS = shape.record({"pieces": shape.mapped(shape.row(shape.whole, shape.whole
 Range = tuple[int, int]  # place and length
 
 
-class Head(NamedTuple):
+class HalfHead(NamedTuple):
     """The head of a half."""
 
     seal: int  # step + 1
@@ -34,8 +34,8 @@ class Head(NamedTuple):
         return _HEAD.pack(*self)
 
 
-def head(data: bytes | bytearray) -> Head:
-    return Head(*_HEAD.unpack(data))
+def head(data: bytes | bytearray) -> HalfHead:
+    return HalfHead(*_HEAD.unpack(data))
 
 
 def pieces(facts: bytes | bytearray, half: int) -> list[Range]:

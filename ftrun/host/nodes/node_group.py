@@ -51,8 +51,10 @@ class StoreHost(Protocol):
         """Let other nodes that know `secret` read this node's memory, on `address`; the host passes the port to `serves`."""
 
     def copy_snapshots(self, source: Record) -> None:
-        """Copy the host snapshots of the node before this one from now on: `node`, `address`, `port` (0 = of nobody), `secret`, and its ranks
-        from `first` to before `end`."""
+        """Copy the host snapshots of the node before this one from now on.
+
+        `source`: its index `node`, `address`, `port` (0 = it serves none), `secret`, and its ranks from `first` to before `end`.
+        """
 
 
 class JobListener(Protocol):

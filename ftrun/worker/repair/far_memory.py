@@ -31,7 +31,7 @@ class _Line:
     def __init__(self, address: tuple[str, int], secret: str, rank: int, names: Sequence[str]) -> None:
         self._rank = rank
         self.mirrors: dict[str, Segment] = {}
-        self._line = far.Line(address, secret)
+        self._line = far.FarLine(address, secret)
         try:
             for name in names:
                 self.add(name)

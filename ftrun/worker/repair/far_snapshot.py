@@ -56,16 +56,16 @@ def bring(context: Context, step: int) -> Store:
     return store
 
 
-def _line(context: Context) -> far.Line:
+def _line(context: Context) -> far.FarLine:
     assert context.world is not None
     span = context.world.span
     where = span.mirror_of(context.rank) if span is not None else None
     if span is None or where is None:
         raise OSError("no other node copies it")
-    return far.Line(where, span.secret)
+    return far.FarLine(where, span.secret)
 
 
-def _opened(context: Context, line: far.Line) -> Store:
+def _opened(context: Context, line: far.FarLine) -> Store:
     """Return memory with the heads of the copy's halves, and nothing else yet."""
     rank = context.rank
     length = line.size(rank, layout.NAME)

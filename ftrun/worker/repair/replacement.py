@@ -499,7 +499,7 @@ def restore(kit: Kit) -> None:
 def _snapshot_for(context: Context) -> tuple[int, str]:
     """Return the newest host snapshot that everyone on this node can go back to, or NONE and why ("": it takes none, or goes back already).
 
-    Of several nodes the leader knows which one all of them have. If this node has none, another one may have copies: that of this rank tells.
+    Of several nodes the leader knows which one all of them have. If this node has none, another one may have copies: this rank's tells.
     """
     world = context.world
     if context.snapshot_every <= 0 or (world is not None and world.rollback):

@@ -8,8 +8,8 @@ have, so they always have one in common, even if a rank dies or runs out of room
 which is enough: whoever takes a snapshot has passed a gate at which everybody had taken the one before, or missed it. A replacement goes
 on in its predecessor's segment.
 
-Where spare nodes wait, each node copies the snapshots of the node before it (ftrun/helpers/snapshot_copies.py), and a rank takes no other one
-before the copies of the last one are made. A rank whose node was lost brings its own from there.
+Where spare nodes wait, each node copies the snapshots of the node before it (ftrun/helpers/snapshot_copies.py), and a rank takes no
+other one before the copies of the last one are made. A rank whose node was lost brings its own from there.
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ftrun.core.shared.board import Board, Head
+from ftrun.core.shared.world import AllNodes, Place, World
+from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair import snapshot
@@ -123,3 +128,21 @@ def test_what_lies_behind_a_tensor_of_no_elements_is_the_rank_s_own_all_the_same
     assert (hollow.block, hollow.offset) == (0, weight.offset)
     state.replicated = lambda manifest, ranks: iter([hollow])  # type: ignore[method-assign]
     assert snapshot.own_places(state, state.manifest, 4, on_gpu=False) == [(weight.offset, weight.block)]
+
+
+@pytest.mark.parametrize(("mirrored", "copied", "takes"), [(True, 4, True), (True, 2, False), (True, -1, False), (False, -1, True)])
+def test_no_snapshot_is_taken_while_the_last_one_of_all_ranks_is_copied(
+    mirrored: bool, copied: int, takes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would overwrite what is read, or the only one that has copies."""
+    Board.create(tmp_path / "board", 2)
+    context = Context(tmp_path, 0)
+    span = AllNodes(2, (0, 1), 0, ("127.0.0.1", "127.0.0.1"), "round/0", mirrored=mirrored)
+    context.world, context.snapshot_every = World(1, 0, (Place(0, 0, 0),), "", 0, span=span), 2
+    context.board[Head.SNAPSHOT], context.board[Head.COPIED] = 4 + 1, copied + 1
+    nothing: Any = None
+    snapshots, taken = snapshot.Snapshots(context, nothing, nothing), []
+    monkeypatch.setattr(snapshots, "_take", taken.append)
+    snapshots.take_if_due(6)
+    snapshots.take_if_due(7)
+    assert taken == [6] * takes

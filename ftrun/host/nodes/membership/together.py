@@ -10,12 +10,12 @@ A fault in a repair begins the next incident, which supersedes the one before. R
 - `stop.<r>.<i>`: incident i began, and why; whoever notices first creates it. For a lost or drained node: its index `node`, and the `seat`,
   a member.
 - in `agent.<id>`: `stopped` [r, i, last gate, ranks to be replaced, gate numbers of which all of its ranks have host snapshots, whether one
-  of them has nothing newer, gate numbers of which it has copies of those of all ranks of the node before], `restored` [r, i, missed, made], and `memory`, the port of its memory server. What replacements missed, and
-  whether one made an update, survivors on other nodes must know.
+  of them has nothing newer, gate numbers of which it has copies of those of all ranks of the node before], `restored` [r, i, missed, made],
+  and `memory`, the port of its memory server. What replacements missed, and whether one made an update, survivors on other nodes must know.
 - `go.<r>.<i>`: the gate number to go on with, all ranks to be replaced, and where each node serves its memory; the leader creates it.
-  `rollback`: a rank of some node has nothing newer, and all go back to the newest host snapshot of which every rank has its own or a copy on
-  the next node; `went_back`: the
-  newest incident that did so, 0 = none. If there is no such snapshot, the leader creates `break.<r>` instead.
+  `rollback`: a rank of some node has nothing newer, and all go back to the newest host snapshot that all ranks of each node have, or the
+  next node has copies of; `went_back`: the newest incident that did so, 0 = none. If there is no such snapshot, the leader creates
+  `break.<r>` instead.
 - `open.<r>.<i>`: every rank of every node is restored, with the largest `missed` and whether any `made`; the leader creates it.
 
 A node that is lost answers nothing. If a spare node waits, whoever notices the loss begins an incident whose `stop` names the spare's seat,
