@@ -118,6 +118,7 @@ class Copies:
     def _copy_all(self, source: NodeBefore, times: int, shown: int) -> None:
         """Make the copies of a step whole, and forget those of later steps, from which all ranks went back."""
         found = {rank: self._held.borrow(rank) for rank in source.ranks}
+        fresh: dict[int, int] = {}
         try:
             for fd in found.values():
                 for half, head in heads(fd).items() if fd is not None else ():
@@ -128,21 +129,17 @@ class Copies:
             if missing:
                 with contextlib.closing(far.FarLine((source.address, source.port), source.secret)) as line:
                     for rank in missing:
-                        fresh = _copy(line, rank, shown, found[rank], kept)
-                        if fresh is not None:
-                            self._keep(rank, fresh, times)
+                        made = _copy(line, rank, shown, found[rank], kept)
+                        if made is not None:
+                            fresh[rank] = made
+            with self._lock:
+                while fresh and self._times == times:  # else they are of an earlier world
+                    self._held.keep(*fresh.popitem())
         finally:
-            for fd in found.values():
+            for fd in (*found.values(), *fresh.values()):
                 if fd is not None:
                     os.close(fd)
         self._show()
-
-    def _keep(self, rank: int, fd: int, times: int) -> None:
-        with self._lock:
-            if self._times == times:
-                self._held.keep(rank, fd)
-            else:
-                os.close(fd)  # of an earlier world
 
     def _show(self) -> list[int]:
         """Show of which steps there are copies of all ranks of the node before; return their seals."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +27,17 @@ def lose(rank: int, at: str, step: int = LATE) -> str:
     return fault("node-kill", rank, at, step)
 
 
-def begin(folder: Path, arguments: Sequence[str], faults: Sequence[str] = (), options: Sequence[str] = (), **more: object) -> list[Running]:
-    """Start a run with a spare node of two ranks, and wait until that node waits."""
-    begun = over_nodes.begin(folder, arguments, faults, options=(*SOON, *options), **{"spares": [2], **more})  # type: ignore[arg-type]
-    wait_for(lambda: all("this node is a spare" in one.output for one in begun[2:]), "a spare node")
+def begin(
+    folder: Path,
+    arguments: Sequence[str],
+    faults: Sequence[str] = (),
+    options: Sequence[str] = (),
+    spares: Sequence[int] = (2,),
+    **more: object,
+) -> list[Running]:
+    """Start a run with a spare node of two ranks, or with others, and wait until they wait."""
+    begun = over_nodes.begin(folder, arguments, faults, options=(*SOON, *options), spares=spares, **more)  # type: ignore[arg-type]
+    wait_for(lambda: all("this node is a spare" in one.output for one in begun[-len(spares) :]), "a spare node")
     return begun
 
 
@@ -137,6 +146,32 @@ def test_shards_of_a_machine_that_is_lost(folder: Path, sharded_stock: Stock) ->
         outcomes = end(begun, 1)
         all_exact(outcomes, sharded_stock(*told), struck=[1])
         went_back(outcomes)
+
+
+@pytest.mark.slow
+@lans.needs_lan
+def test_a_node_whose_host_snapshots_have_no_copies_yet(folder: Path, sharded_stock: Stock) -> None:
+    """Those that there were died with an fd store, and the node's own one gives nothing for others: all start from the beginning."""
+    told = ("--steps", "100", "--layout", "fsdp")
+
+    def fd_stores(node: int) -> list[int]:
+        lines = (begun[node].run_dir() / "journal.jsonl").read_text().split("\n")[:-1]
+        return [note["pid"] for note in map(json.loads, lines) if note.get("note") == "service" and note["service"] == "fd store"]
+
+    with lans.lan(3) as lan:
+        begun = begin(folder, told, (), EVERY_4, script=sharding.SCRIPT, lan=lan)
+        over_nodes.until_gate(begun[:2], 10)
+        os.kill(fd_stores(1)[-1], signal.SIGSTOP)
+        os.kill(fd_stores(0)[-1], signal.SIGKILL)
+        wait_for(lambda: len(fd_stores(0)) == 2, "another fd store")
+        over_nodes.until_gate(begun[:2], 20)
+        lan.destroy(1)
+        outcomes = end(begun, 1)
+    for outcome in outcomes:
+        harness.same(sharded_stock(*told), outcome)
+        assert outcome.code == 0, outcome.tail()
+    assert not any(rolled_back(outcomes)), outcomes[0].tail()
+    assert "no copy on another node (the node that copies it has no copy)" in outcomes[1].output, outcomes[1].tail()
 
 
 @pytest.mark.slow

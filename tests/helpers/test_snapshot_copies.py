@@ -26,9 +26,9 @@ FACTS = {"world_size": 6, "zone": SIZE, "zone_gpu": 0, "committed": 0, "committe
 class Before:
     """The node before, with two ranks that take snapshots. `hears(rank)` is called when a part of a rank's is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = SIZE + (2 << 20)) -> None:
         self.memory = Segment.create("weights", SIZE)
-        self.stores = {rank: Store(Segment.create(f"of-{rank}", 2 * (SIZE + (2 << 20)))) for rank in RANKS}
+        self.stores = {rank: Store(Segment.create(f"of-{rank}", 2 * room)) for rank in RANKS}
         self.hears: Callable[[int, int], None] = lambda rank, at: None
         self.server = MemoryServer(self.borrow, "127.0.0.1", SECRET)
         self.server.start()
@@ -182,7 +182,10 @@ def test_a_node_that_is_gone_in_the_middle_leaves_the_copies_of_before(how: str,
     else:
         before.stores.pop(5).segment.close()
     here.done(6, {3})
-    here.check(3, 5)
+    before.take(9, (4,))
+    here.done(9, {3})  # not over what has copies of all ranks
+    for rank in RANKS:
+        here.check(3, rank)
     assert len(here.told) == 1
 
 
@@ -236,6 +239,30 @@ def test_the_next_node_before_is_copied_anew_and_until_then_the_copies_of_its_pr
         for rank in RANKS:
             here.check(3, rank)
             here.check(6, rank)
+    finally:
+        spare.close()
+
+
+def test_snapshots_of_another_size_take_the_place_of_all_copies_at_once(before: Before, here: Here) -> None:
+    """Until the last one is whole, those of all ranks have a step in common."""
+    here.copies.follow(before.source)
+    before.take(3)
+    here.done(3, {3})
+    spare = Before(SIZE + (3 << 20))
+
+    def end(rank: int, at: int) -> None:
+        if rank == RANKS[-1]:
+            raise OSError("gone")
+
+    try:
+        here.copies.follow(spare.source)
+        spare.take(6)
+        spare.hears = end
+        here.done(6, {3})
+        for rank in RANKS:
+            here.check(3, rank)
+        spare.hears = lambda rank, at: None
+        wait_for(lambda: here.board.copies() == {6}, "the next try")
     finally:
         spare.close()
 
