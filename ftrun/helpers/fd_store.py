@@ -177,15 +177,15 @@ class FdStore:
             wire.send(self._launcher, message)
 
     def _copy(self, message: dict[str, Any]) -> None:
-        """Copy the host snapshots of the ranks of another node from now on; with port 0, of none."""
+        """Copy the host snapshots of the ranks of another node from now on."""
         from ftrun.helpers.snapshot_copies import Copies, NodeBefore, Shelf
 
         if self._copies is None:
             shelf = Shelf(self._snapshots, self._keep_snapshots)
             self._copies = Copies(self._board, shelf, lambda why: self._tell({"op": "uncopied", "why": why}))
-        port, ranks = int(message["port"]), range(int(message["first"]), int(message["end"]))
-        source = NodeBefore(int(message["node"]), str(message["address"]), port, str(message["secret"]), ranks)
-        self._copies.follow(source if port else None)
+        ranks = range(int(message["first"]), int(message["end"]))
+        secret = str(message["secret"])
+        self._copies.follow(NodeBefore(int(message["node"]), str(message["address"]), int(message["port"]), secret, ranks))
 
     def _snapshots(self, rank: int) -> int | None:
         with self._lock:

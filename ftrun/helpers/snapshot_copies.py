@@ -33,7 +33,7 @@ _NICE = 10  # of the thread: training goes first
 
 @dataclass(frozen=True)
 class NodeBefore:
-    """The node whose snapshots are copied: its index, where it serves its memory, its ranks."""
+    """The node whose snapshots are copied: its index, where it serves its memory (`port` 0: it does not), its ranks."""
 
     node: int
     address: str
@@ -64,8 +64,8 @@ class Copies:
         self._thread: threading.Thread | None = None
         self._told = False
 
-    def follow(self, source: NodeBefore | None) -> None:
-        """Copy the snapshots of this node's ranks from now on; None: of nobody's."""
+    def follow(self, source: NodeBefore) -> None:
+        """Copy the snapshots of this node's ranks from now on. The copies that there are stay: a spare node takes a lost one's place."""
         with self._lock:
             self._source = source
         self._show()
@@ -90,9 +90,9 @@ class Copies:
             with self._lock:
                 source, times = self._source, self._times  # before the look at the board: a drop comes after the end of its snapshots
             shown = self._board[Head.SNAPSHOT]
-            if source is None:
+            if source is None or not source.port:
                 self._over(times, shown)  # nobody waits for copies that nobody makes
-            if source is None or not shown or done == (source, times, shown):
+            if source is None or not source.port or not shown or done == (source, times, shown):
                 self._board.wait_copies(seen, _AGAIN)
                 continue
             try:

@@ -23,6 +23,9 @@ SIZE = 5 << 20  # more than one chunk
 FACTS = {"world_size": 6, "zone": SIZE, "zone_gpu": 0, "committed": 0, "committed_gpu": 0, "layout": 0}
 
 
+SILENT = NodeBefore(1, "127.0.0.1", 0, SECRET, range(RANKS[0], RANKS[-1] + 1))
+
+
 class Before:
     """The node before, with two ranks that take snapshots. `hears(rank)` is called when a part of a rank's is read."""
 
@@ -118,7 +121,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     monkeypatch.setattr(snapshot_copies, "_AGAIN", 0.05)
     node = Here(tmp_path)
     yield node
-    node.copies.follow(None)
+    node.copies.follow(SILENT)
     node.drop()
 
 
@@ -219,7 +222,7 @@ def test_what_is_dropped_is_not_kept_by_a_copy_that_was_being_made(before: Befor
     here.copies.follow(before.source)
     here.board.show_snapshot(3)
     wait_for(lambda: bool(over), "a drop in the middle")
-    here.copies.follow(None)
+    here.copies.follow(SILENT)
     here.done(6, set())  # so the copy has ended
     assert not here.held
     here.copies.follow(before.source)
@@ -232,6 +235,8 @@ def test_the_next_node_before_is_copied_anew_and_until_then_the_copies_of_its_pr
     here.done(3, {3})
     spare = Before()
     try:
+        here.copies.follow(SILENT)  # the spare node has the seat, and does not serve its memory yet
+        assert here.board.copies() == {3}
         here.copies.follow(spare.source)
         assert here.board.copies() == {3}
         spare.take(6)
@@ -268,5 +273,5 @@ def test_snapshots_of_another_size_take_the_place_of_all_copies_at_once(before: 
 
 
 def test_nobody_waits_for_copies_of_a_node_that_serves_none(here: Here) -> None:
-    here.copies.follow(None)
+    here.copies.follow(SILENT)
     here.done(6, set())
