@@ -34,7 +34,7 @@ OPENINGS_KEPT = 256
 
 
 class Head:
-    """Header fields: word index from the start of the file. Comments name the writer. A restart of the world clears 16 to 18 and 20."""
+    """Header fields: word index from the file's start; comments name writers. A restart of the world clears 16 to 18, 20, 24 and 25."""
 
     MAGIC = 0
     VERSION = 1
@@ -59,7 +59,8 @@ class Head:
     LEASE = 21  # launcher of one of several nodes: ns, see ftrun.core.shared.lease; 0 = it has none
     RENEWED = 22  # launcher of one of several nodes: CLOCK_BOOTTIME ns when it began the last beat that succeeded
     FENCED = 23  # fd store: how often it ended ranks because the lease was over
-    SNAPSHOT = 24  # first rank, of several nodes: gate number + 1 of the newest host snapshot of all ranks at the last gate, 0 = none
+    # first rank, of several nodes, and launcher when all go back: gate number + 1 of the newest host snapshot of all ranks, 0 = none
+    SNAPSHOT = 24
     # of nodes that copy the host snapshots of the node before (ftrun.helpers.snapshot_copies):
     COPIED = 25  # first rank: as SNAPSHOT, of the newest one whose copies were made by all nodes, or given up
     COPIES = 26  # fd store: two words, gate number + 1 of which copies of all ranks of the node before are whole here; 0 = none

@@ -62,6 +62,8 @@ class Agent:
     def hear(self, news: News) -> None:
         if news.kind == "seen":
             self.seen = copy.deepcopy((news.record or {})["nodes"])
+        elif news.kind == "before":
+            self.before = copy.deepcopy(news)
         else:
             self.heard.append(copy.deepcopy(news))
 

@@ -84,6 +84,25 @@ def test_a_node_whose_guardian_says_that_it_has_ended_is_replaced_at_once() -> N
     assert watched is not None and (watched.node, watched.port) == ("s", 4712)
 
 
+def test_each_node_knows_where_the_one_before_it_serves_its_memory() -> None:
+    """Also when a spare node has taken that one's place."""
+    play = play_of("abc")
+
+    def told(who: str) -> tuple[object, ...]:
+        news = play.agents[who].before
+        return (*members(news), *((news.record or {})[name] for name in ("node", "address", "port")))
+
+    assert told("c") == ("a", "b", "c", 1, "addr-b", 0), "it does not serve it yet"
+    for at, who in enumerate("abcs"):
+        play.agents[who].member.serves(4711 + at)
+    play.run()
+    assert told("c") == ("a", "b", "c", 1, "addr-b", 4712)
+    assert told("a") == ("a", "b", "c", 2, "addr-c", 4713)
+    play.frozen.add("b")
+    play.run(LOST)
+    assert told("c") == ("a", "s", "c", 1, "addr-s", 4714) and told("s") == ("a", "s", "c", 0, "addr-a", 4711)
+
+
 def test_all_answer_for_the_new_member() -> None:
     play = play_of()
     play.frozen.add("b")

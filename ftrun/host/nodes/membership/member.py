@@ -48,7 +48,7 @@ class News:
     - ready: table, and record with host and port of the store, me, the incident in which this node takes another one's place, or 0, and
       whether that one was `drained`
     - before: table, and record with the index of the node before this one, its id, and the address and port at which it serves its memory
-      (0 = it does not), whenever that changes
+      (0 = it does not), whenever that changes and a spare node may take its place
     - unstored: the node that had the store is lost; stored: record with host and port of the next one
     - seen: record with `nodes`, what each node of the round and each spare one shows of itself, and whether this one is `replaceable` by a
       spare node, whenever that changes, also to a spare one
@@ -525,7 +525,7 @@ class Member:
 
     def _look_before(self, table: RoundTable) -> None:
         me = table.index(self._me.id)
-        if me is None or len(table.members) < 2:
+        if me is None or len(table.members) < 2 or not self._terms.replaces:
             return
         at = (me - 1) % len(table.members)
         before = table.members[at]
