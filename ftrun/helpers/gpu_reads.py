@@ -25,13 +25,15 @@ class GpuReads:
         self.size = size
         self._sock, self._fd = sock, fd
         self._room = os.fstat(fd).st_size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def over(self) -> bool:
         """Has the worker hung up?"""
         asked = select.poll()
-        asked.register(self._sock, select.POLLRDHUP)
-        return bool(asked.poll(0))
+        at = self._sock.fileno()
+        if at >= 0:
+            asked.register(at, select.POLLRDHUP)
+        return at < 0 or bool(asked.poll(0))
 
     def read(self, room: memoryview, at: int) -> int:
         """Read into `room` from offset `at`; return how many bytes.
@@ -56,6 +58,11 @@ class GpuReads:
         """Nothing was opened for a reader."""
 
     def end(self) -> None:
-        """Hang up."""
+        """Hang up. A reader that waits for the worker fails at once."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            if self._fd >= 0:
+                self._sock.close()
+                os.close(self._fd)
+                self._fd = -1

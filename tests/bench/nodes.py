@@ -32,7 +32,7 @@ from tests.e2e import lan as lans
 from tests.e2e.lan import Lan
 
 ROUNDS = 3
-WORLDS = ((1, 1), (2, 2))
+WORLDS = ((1, 1), (2, 2), (2, 2, 2, 2))
 WARM, STEPS = 20, 100
 KILLED_AT, AFTER = 25, 10  # step after which a rank is killed, and steps behind the first new one
 RANK, LAUNCHER, NODE = "rank", "launcher", "node"  # what is lost

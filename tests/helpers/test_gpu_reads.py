@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -28,7 +29,7 @@ class Worker:
         self.thread.start()
 
     def _serve(self) -> None:
-        with self.sock:
+        with self.sock, contextlib.suppress(OSError):  # it hung up meanwhile
             while (frame := wire.receive(self.sock)) is not None:
                 wire.send(self.sock, {"ok": self._answer(self.fd, frame[0]["at"], frame[0]["size"])})
 
@@ -36,6 +37,43 @@ class Worker:
         self.reads.end()
         self.thread.join(10.0)
         assert not self.thread.is_alive() and self.reads.over()
+        os.close(self.fd)
+
+
+def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    worker = Worker(lambda fd, at, size: True)
+    assert worker.reads.read(memoryview(bytearray(8)), 0) == 8
+    worker.end()
+    worker.reads.end()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_reader_that_waits_does_not_keep_the_end_waiting() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def never(fd: int, at: int, size: int) -> bool:
+        asked.set()
+        return go_on.wait(20.0)
+
+    worker = Worker(never)
+    failed: list[OSError] = []
+
+    def read() -> None:
+        try:
+            worker.reads.read(memoryview(bytearray(8)), 0)
+        except OSError as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert asked.wait(10.0)
+    worker.reads.end()
+    reader.join(5.0)
+    assert not reader.is_alive() and failed and worker.reads.over()
+    go_on.set()
+    worker.thread.join(10.0)
+    os.close(worker.fd)
 
 
 def test_each_read_gives_what_the_worker_copied() -> None:
