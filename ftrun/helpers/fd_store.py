@@ -257,7 +257,9 @@ class FdStore:
                 if self._put(sock, key, message, fds):
                     return  # a thread will answer
             elif op == "reads":
+                wire.send(sock, answer)  # before anybody may ask on this connection
                 self._hear_reads(sock, message, fds)
+                return
             elif op == "forget":
                 self._forget(key)
             elif op == "drop":

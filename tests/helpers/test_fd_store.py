@@ -16,7 +16,7 @@ import pytest
 
 from ftrun import native
 from ftrun.core import paths
-from ftrun.core.shared import lease
+from ftrun.core.shared import lease, wire
 from ftrun.core.shared.board import Board, F, Head
 from ftrun.core.shared.handle import Handle, Kind
 from ftrun.helpers.fd_store import FdStore
@@ -84,6 +84,24 @@ def child(kept: Kept, rank: int, die_early: bool) -> None:
     kept.client.put(rank, "arena", 0, fd)
     native.store64(address + SIZE - 8, rank + 1)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("op", ["reads", "forget"])
+def test_a_worker_that_dies_behind_its_request_ends_nothing(kept: Kept, op: str, tmp_path: Path) -> None:
+    """The answer finds nobody; the memory of the others has no other holder."""
+    held = os.memfd_create(MARK)
+    kept.client.put(1, "arena", 0, held)
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(tmp_path / paths.FD_STORE_SOCKET))
+            os.kill(kept.pid, signal.SIGSTOP)  # the request lies there when its sender is gone
+            more = {"cell": 0, "size": SIZE} if op == "reads" else {"name": "arena"}
+            wire.send(sock, {"op": op, "rank": 0, **more}, (held,) if op == "reads" else ())
+        os.kill(kept.pid, signal.SIGCONT)
+    found = kept.client.get(1, "arena")
+    assert found is not None
+    os.close(found)
+    os.close(held)
 
 
 @pytest.mark.slow

@@ -72,7 +72,8 @@ class FdStoreClient:
             with wire.name_of(self._path) as name:
                 sock.connect(name)
             wire.send(sock, {"op": "reads", "rank": rank, "cell": cell, "size": size}, (fd,))
-            if wire.receive(sock) is None:
+            answer = wire.receive(sock)
+            if answer is None or not answer[0].get("ok"):
                 raise ConnectionError("the fd store closed the connection")
             sock.settimeout(None)
             stack.pop_all()

@@ -5,7 +5,6 @@ An arena on a GPU has several allocations, each with its own descriptor, kept as
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
@@ -50,8 +49,7 @@ class Kept:
         memory = self._state.arena.memory
         if memory is not None:
             memory.on_chunk = self._grown
-            with contextlib.suppress(OSError):  # `send` comes again when there is an fd store
-                self._reads.offer(memory)
+            self._reads.offer(memory)
 
     def _grown(self, index: int, chunk: Chunk) -> None:
         self._send_chunk(index, chunk)

@@ -120,7 +120,7 @@ class Ledger:
         memory = self._state.arena.gpu_part
         offset, size = memory.extent("volatile")
         if size <= MOST_BUFFERS:
-            self.slots.write(ON_GPU, step, memory.read(offset, size))
+            self.slots.write(ON_GPU, step, memory.read(offset, size) if size else b"")
 
     def reads_device_at_gate(self, accumulating: bool, optimizer: Any) -> bool:
         """Does `record_gate` read what the device computes? If not, it may run before the device is done."""

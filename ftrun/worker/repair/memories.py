@@ -61,6 +61,7 @@ class Memories:
         self._found: dict[int, Memory] = {}
         self._far: dict[int, FarMemory] = {}
         self._refused: dict[int, str] = {}
+        self._asked_again: set[int] = set()
 
     def of(self, rank: int) -> Memory:
         """Return the memory of a rank that was reported as kept: the slots, and the arena as far as `with_weights` has brought it.
@@ -102,7 +103,16 @@ class Memories:
             far.close(self._context.cell[F.DEVICE] - 1)
 
     def refuse(self, rank: int, why: object) -> None:
-        """Note why that rank's memory was of no use."""
+        """Note why that rank's memory was of no use.
+
+        The worker that reads a GPU may have died in it: its replacement is asked once more.
+        """
+        far = self._far.get(rank)
+        if far is not None and far.arena.has_gpu and rank not in self._asked_again:
+            self._asked_again.add(rank)
+            far.close(self._context.cell[F.DEVICE] - 1)
+            del self._far[rank], self._found[rank]
+            return
         self._refused[rank] = f"rank {rank}: {why}"
 
     def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:

@@ -228,6 +228,8 @@ def _first(facts: Evidence, holds: Callable[[Tags], bool]) -> Peer | Refusal | N
     for peer in order:
         if peer.kept and holds(peer.tags):
             return peer
+    if facts.waited <= PEER and any(not peer.kept and holds(peer.tags) for peer in order):
+        return None  # memory on a GPU of another node, which can be read when the rank's replacement has adopted it
     if not order and facts.peers:
         return Refusal("; ".join(peer.refused for peer in facts.peers), IF_A_PART, (SNAPSHOTS,))
     if not any(peer.living for peer in order):

@@ -84,7 +84,7 @@ class Restorer:
             raise NoSource(f"device {self.state.gpu}: {error.strerror}") from error
         except TransferError as error:
             raise NoSource(f"the copy of a replica's buffers failed: {error}") from error
-        except (Damaged, Unreached) as error:
+        except (Damaged, Unreached, DeviceError) as error:
             raise NoSource(str(error)) from error
         finally:
             self._memories.close()

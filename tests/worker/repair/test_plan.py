@@ -135,6 +135,14 @@ def test_one_kept_replica_is_waited_for() -> None:
     assert plan(facts) is None
 
 
+@pytest.mark.parametrize("living", [True, False])
+def test_memory_that_a_replacement_is_about_to_adopt_is_waited_for(living: bool) -> None:
+    """It is on a GPU of another node: whole, and nobody reads it yet."""
+    facts = Evidence(RESUME, Tags(), (Peer(1, Tags(RESUME), living=living, kept=False),), waited=KEPT + 1)
+    assert plan(facts) is None
+    assert isinstance(plan(dataclasses.replace(facts, waited=PEER + 1)), Refusal)
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "requeue"),
     [

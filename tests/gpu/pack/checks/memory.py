@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from ftrun import native
-from ftrun.core.shared import far
 from ftrun.core.system import procfs
 from ftrun.helpers.gpu_reads import GpuReads
 from ftrun.host.workers import fence
@@ -168,15 +167,15 @@ def holder(here: Here) -> None:
 def read_for_others(here: Here) -> None:
     """What another node asks for comes while the streams of the script are busy: they may wait for the rank that is being replaced."""
     from ftrun.worker.memory.arena import Arena
-    from ftrun.worker.memory.segment import Segment
     from ftrun.worker.repair import gpu_reader
 
     arena = Arena.create(0, SIZE, 0)
     at, memory = arena.reserve("committed", SIZE, True), arena.gpu_part
     holding.fill(memory.base + at, SIZE)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    buffer = Segment.create("reads-0", far.CHUNK)
-    reads = GpuReads(ours, os.dup(buffer.fd), memory.length)
+    buffer = gpu_reader.Buffer(0)
+    buffer.prepare(0)
+    reads = GpuReads(ours, os.dup(buffer.segment.fd), memory.length)
     threading.Thread(target=gpu_reader.serve, args=(theirs, memory, buffer, 0)).start()
     room = bytearray(SIZE)
     busy = None
