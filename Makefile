@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test newest versions compat lint format native native-asan native-tsan wheel wheel-test chaos soak cases matrix layouts calm bench images
+.PHONY: help setup demo test newest newest-env versions compat lint format native native-asan native-tsan wheel wheel-test chaos soak cases matrix layouts calm bench images
 .PHONY: mutation truth torch-tests completions docs screens follow gpu native-only clean
 
 help:  ## this list
@@ -65,7 +65,8 @@ test: setup  ## every test but the longest (JOBS=n at a time)
 NOT_TORCH = $(addprefix --ignore=tests/e2e/test_,$(addsuffix .py,browser calm detect examples hanging_abort inject late_replacement links logged \
     mesh never_ends no_false_replica services slow_collectives soak stands_still still_helpers stuck transfers \
     epochs told_values inexact damaged_slot drain_nodes environments lost_nodes matrix over_nodes pausepoints rounds still_nodes watch_nodes))
-newest: $(NEWEST_STAMP) setup  ## the tests that meet torch, on the newest torch and the newest of everything (4 GB, in .venv-newest)
+newest-env: $(NEWEST_STAMP)
+newest: newest-env setup  ## the tests that meet torch, on the newest torch and the newest of everything (4 GB, in .venv-newest)
 	$(NEWEST)/bin/python -m pytest -m "not slow" --numprocesses $(or $(JOBS),2) --dist worksteal \
 	    $(or $(TESTS),$(addprefix tests/,cli doctor e2e helpers/test_fork_server.py verify worker) $(NOT_TORCH))
 
@@ -74,7 +75,7 @@ newest: $(NEWEST_STAMP) setup  ## the tests that meet torch, on the newest torch
 $(NEWEST_STAMP): pyproject.toml | $(LIBRARY)
 	rm -rf $(NEWEST)
 	$(PYTHON) -m venv $(NEWEST)
-	PIP_CONSTRAINT=/dev/null $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check .
+	PIP_CONSTRAINT=/dev/null $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --config-settings=build-dir=build/newest .
 	folder=$$(mktemp -d) && cp -r examples $$folder && \
 	    (cd $$folder && $(CURDIR)/$(NEWEST)/bin/python -I examples/demo.py --steps 60); status=$$?; rm -rf $$folder; exit $$status
 	PIP_CONSTRAINT=/dev/null $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

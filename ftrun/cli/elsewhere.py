@@ -141,7 +141,7 @@ def _until(found: Live, deadline: float, look: Callable[[], dict[str, Any] | Non
         answer = look()
         if answer is not None or not alive:
             return answer
-        found.board.wait_launcher(found.board.launcher_bell(), _LOOK)
+        found.board.launcher_bell.wait(found.board.launcher_bell.count(), _LOOK)
     return None
 
 

@@ -36,7 +36,7 @@ def prepare(
     def simulate() -> None:
         wanted = requests.Request(requests.DEVICE, kind.name, argument, rank, at=str(row["uuid"]))
         board[Head.REQUESTS] = requests.post(run_dir, wanted).number
-        board.ring_launcher()
+        board.launcher_bell.ring()
 
     return f"{kind.name} on {row['uuid']}, simulated", simulate
 

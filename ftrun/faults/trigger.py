@@ -186,7 +186,7 @@ class Trigger:
                 oom.discard(Path(detail))
             return
         if self._board is not None:
-            self._board.ring_launcher()
+            self._board.launcher_bell.ring()
         if fault.kind in KINDS and KINDS[fault.kind].arrives == MACHINE:
             outside.await_journal(self._run_dir, firing.file)
         act()
@@ -218,7 +218,7 @@ class Trigger:
     def _run_out(self, group: Path) -> None:
         oom.enter(group)
         if self._board is not None:
-            self._board.ring_launcher()  # the launcher then looks up this process's new group
+            self._board.launcher_bell.ring()  # the launcher then looks up this process's new group
         oom.eat()
 
     def _prepare_device(self, fault: InjectedFault) -> tuple[str, Callable[[], None]]:

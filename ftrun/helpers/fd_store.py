@@ -323,6 +323,10 @@ class FdStore:
     def _drop(self) -> None:
         for key in list(self._held):
             self._forget(key)
+        with self._lock:
+            reads = [self._reads.popitem()[1][1] for _ in range(len(self._reads))]
+        for one in reads:
+            one.end()
         if self._copies is not None:
             self._copies.dropped()
 

@@ -72,7 +72,7 @@ class Copies:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ftrun-copies", daemon=True)
             self._thread.start()
-        self._board.ring_copies()
+        self._board.copies_bell.ring()
 
     def dropped(self) -> None:
         """Hear that the fd store dropped all that it held."""
@@ -86,14 +86,14 @@ class Copies:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         done: tuple[NodeBefore, int, int] | None = None
         while True:
-            seen = self._board.copies_bell()
+            seen = self._board.copies_bell.count()
             with self._lock:
                 source, times = self._source, self._times  # before the look at the board: a drop comes after the end of its snapshots
             shown = self._board[Head.SNAPSHOT]
             if source is None or not source.port:
                 self._over(times, shown)  # nobody waits for copies that nobody makes
             if source is None or not source.port or not shown or done == (source, times, shown):
-                self._board.wait_copies(seen, _AGAIN)
+                self._board.copies_bell.wait(seen, _AGAIN)
                 continue
             try:
                 self._copy_all(source, times, shown)
@@ -102,7 +102,7 @@ class Copies:
             except (OSError, ValueError) as error:
                 self._over(times, shown)
                 self._failed(source, error)
-                self._board.wait_copies(seen, _AGAIN)
+                self._board.copies_bell.wait(seen, _AGAIN)
 
     def _over(self, times: int, shown: int) -> None:
         """Let the ranks take the next snapshots."""

@@ -7,7 +7,7 @@ Step: whole runs of both systems in turn, no fault; the mean of the counted step
 killer's clock, until the slowest rank has finished the first step that nobody finished before. torchrun writes a checkpoint every
 10 steps where something is killed; kills come 5 steps after one. With a spare node each node sends its ranks' slots to the next one at
 each gate. "Launcher": the ftrun of a node gets SIGKILL, and what guards its workers ends them and tells the next node. "Node": its cable is
-cut, then all its processes are killed, so that the others miss it after keep_alive, 10 s.
+cut, then all its processes are killed, so that the others miss it after keep_alive: 10 s, or 3 s by `--rdzv-conf keep_alive=3`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,27 @@ ROUNDS = 3
 WORLDS = ((1, 1), (2, 2), (2, 2, 2, 2))
 WARM, STEPS = 20, 100
 KILLED_AT, AFTER = 25, 10  # step after which a rank is killed, and steps behind the first new one
-RANK, LAUNCHER, NODE = "rank", "launcher", "node"  # what is lost
+RANK, LAUNCHER, NODE, NODE_SOON = "rank", "launcher", "node", "node, with keep_alive=3"  # what is lost
 SPARE = "ftrun, a spare node"
 SYSTEMS = ("ftrun", SPARE, "torchrun")
 
 
 def start(
-    system: str, folder: Path, lan: Lan, nodes: Sequence[int], words: Sequence[str], backend: Sequence[str] = ()
+    system: str,
+    folder: Path,
+    lan: Lan,
+    nodes: Sequence[int],
+    words: Sequence[str],
+    backend: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> list[harness.Running]:
-    """Start a launcher for each node. `backend`: where those of ftrun meet, else in a folder."""
+    """Start a launcher for each node. `backend`: where those of ftrun meet, else in a folder. `options`: where a spare node waits."""
     script, words = runs.SCRIPTS / "train.py", ["--system", system.partition(",")[0], *words]
     (folder / "out").mkdir(parents=True)
     if system == "ftrun":
         return over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, backend=backend)
     if system == SPARE:
-        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, backend=backend, spares=nodes[:1])
+        begun = over_nodes.begin(folder, words, nodes=nodes, script=script, lan=lan, backend=backend, options=options, spares=nodes[:1])
         runs.wait_for(begun[-1], "the spare node", lambda: "this node is a spare" in begun[-1].output, 60)
         return begun
     begun = []
@@ -83,7 +89,8 @@ def step_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int]) -> float:
 def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: int, lost: str = RANK) -> tuple[float, float]:
     """Milliseconds of the stall after a rank, its launcher or its node was lost, and of a step that nothing touched."""
     ranks = sum(nodes)
-    begun = start(system, folder, lan, nodes, ["--steps", str(KILLED_AT + AFTER)])
+    soon = ("--rdzv-conf", "keep_alive=3") if lost == NODE_SOON else ()
+    begun = start(system, folder, lan, nodes, ["--steps", str(KILLED_AT + AFTER)], options=soon)
     runs.wait_for(begun[0], "the steps before the kill", lambda: runs.last_step(folder, victim) >= KILLED_AT - 1, 300)
     mine = runs.read_times(folder, victim)
     step = statistics.median((b.ns - a.ns) / 1e6 for a, b in pairwise(mine[5:]))
@@ -92,13 +99,13 @@ def stall_of(system: str, folder: Path, lan: Lan, nodes: Sequence[int], victim: 
     killed = time.monotonic_ns()
     if lost != RANK:
         dead = begun.pop(len(nodes) - 1)
-        if lost == NODE:
-            lan.destroy(len(nodes) - 1)
-        else:
+        if lost == LAUNCHER:
             dead.process.send_signal(signal.SIGKILL)
+        else:
+            lan.destroy(len(nodes) - 1)
         dead.wait(60)
         runs.wait_for(begun[0], "the end of its workers", lambda: not any(map(process_start, ranks_there)), 60)
-        if lost == NODE:
+        if lost != LAUNCHER:
             lan.plug(len(nodes) - 1, into=True)  # for the next run
     else:
         os.kill(mine[-1].pid, signal.SIGKILL)
@@ -128,7 +135,7 @@ def measure(lan: Lan, root: Path, rounds: int) -> list[list[str]]:
         name = f"{len(nodes)} nodes of {nodes[0]} {'rank' if nodes[0] == 1 else 'ranks'}"
         steps: dict[str, list[float]] = {system: [] for system in SYSTEMS}
         stalls: dict[str, list[float]] = {system: [] for system in SYSTEMS}
-        losses: dict[str, list[float]] = {LAUNCHER: [], NODE: []}
+        losses: dict[str, list[float]] = {LAUNCHER: [], NODE: [], NODE_SOON: []}
         for number in range(rounds):
             for system in SYSTEMS[:: 1 if number % 2 else -1]:
                 steps[system].append(step_of(system, root / "run", lan, nodes))

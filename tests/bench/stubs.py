@@ -220,9 +220,9 @@ class StubAgent:
 
     def _listen(self, bell: int) -> None:
         while not self._over:
-            seen = self._board.launcher_bell()
+            seen = self._board.launcher_bell.count()
             os.eventfd_write(bell, 1)
-            self._board.wait_launcher(seen, 1.0)
+            self._board.launcher_bell.wait(seen, 1.0)
 
     def _rang(self, bell: int) -> None:
         os.eventfd_read(bell)
@@ -330,7 +330,7 @@ class StubRanks:
     def run(self) -> None:
         board, began, read, parent = self._board, time.process_time_ns(), 0, os.getppid()
         while not board[Head.ENDING] and os.getppid() == parent:
-            seen = board.worker_bell()
+            seen = board.worker_bell.count()
             word = gate.unpack(board.gate())
             if self._cells and word.closed and word.generation > self._stopped:
                 began = time.process_time_ns()
@@ -343,7 +343,7 @@ class StubRanks:
                 self._parent.send(("read", read, (time.process_time_ns() - began) / 1e6))
                 if self._stopped:
                     self._answer(F.RESUMED, F.FIRST_DONE)
-            board.wait_workers(seen, 0.5)
+            board.worker_bell.wait(seen, 0.5)
 
     def _answer(self, *stages: int) -> None:
         for index in self._cells:
@@ -351,7 +351,7 @@ class StubRanks:
             if not cell[F.FENCED]:
                 for stage in stages:
                     cell[stage] = self._stopped
-                    self._board.ring_launcher()
+                    self._board.launcher_bell.ring()
 
     def _enter(self) -> int:
         """Read the new world once for each rank, as each worker does, and meet in it; return the bytes that each has read."""
@@ -361,7 +361,7 @@ class StubRanks:
         self._entered, self._cells = world.generation, [place.cell for place in world.places]
         for index in self._cells:
             self._board.cell(index).add_flag(Flag.ALIVE | Flag.GROUP | Flag.PROTECTED | Flag.LOOPING)
-        self._board.ring_launcher()
+        self._board.launcher_bell.ring()
         if not world.fresh:
             self._answer(F.READY)
             self._answer(F.RESET, F.RESTORED)

@@ -34,6 +34,12 @@ def test_a_killed_worker_is_replaced_exactly(
     assert "bit-identical to an uninterrupted run: yes" in outcome.output
 
 
+def test_a_buffer_that_each_rank_updates_in_its_own_way_is_named(folder: Path, control: Control) -> None:
+    outcome = run(folder, control, "--apart", faults=(kill(2, "update", 4),))
+    assert outcome.code == 0 and "state copied from a peer" in outcome.output
+    assert "not known (since step 5: buffers that the update wrote" in outcome.output, outcome.output[-4000:]
+
+
 def test_an_update_that_the_device_had_not_finished_is_known_to_be_torn(
     clean: Outcome, folder: Path, control: Control
 ) -> None:

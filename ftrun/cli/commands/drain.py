@@ -100,7 +100,7 @@ def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
         why = f"it began no new step in {wait:g} s" if found.alive() else "the run ended"
         return _not_moved(found, rank, why, as_json)
     while found.alive():
-        seen = found.board.launcher_bell()
+        seen = found.board.launcher_bell.count()
         new = found.cell(rank)
         if new[F.PID] not in (0, firing.pid) and new[F.RESUMED] >= found.world().generation:
             seconds = time.monotonic() - begun
@@ -125,7 +125,7 @@ def _move(found: Live, rank: int, wait: float, as_json: bool) -> int:
                 found, rank, f"its new worker is not at work after {wait:g} s; see: {_status(found)}", as_json,
                 outcome="is being moved",
             )  # fmt: skip
-        found.board.wait_launcher(seen, _LOOK)
+        found.board.launcher_bell.wait(seen, _LOOK)
     return _not_moved(found, rank, "the run ended", as_json)
 
 

@@ -241,7 +241,7 @@ def _at_once(found: Live, wish: Wish, rank: int) -> int:
     fault = request.as_fault()
     struck = found.run.pid if wish.machine else pid
     firing = trigger.claim(found.run.path, fault, phase, -1 if step is None else step, cell[F.ATTEMPT], struck, detail, cell.epoch)
-    found.board.ring_launcher()
+    found.board.launcher_bell.ring()
     with contextlib.suppress(ProcessLookupError):
         if wish.machine:
             if firing is not None:
@@ -314,14 +314,14 @@ def _unfelt(found: Live, firing: Any) -> bool | None:
         return None
     deadline = time.monotonic() + _WAIT
     while time.monotonic() < deadline and found.alive():
-        seen = found.board.launcher_bell()
+        seen = found.board.launcher_bell.count()
         cell = found.cell(firing.rank)
         over = cell[F.PID] != firing.pid or cell.step != firing.step or cell[F.ATTEMPT] != firing.attempt
         if trigger.was_unfelt(found.run.path, firing):
             return True
         if over:
             return False
-        found.board.wait_launcher(seen, _LOOK)
+        found.board.launcher_bell.wait(seen, _LOOK)
     return None
 
 
@@ -330,7 +330,7 @@ def ring(found: Live, request: Request) -> None:
     from ftrun.core.shared.board import Head
 
     found.board[Head.REQUESTS] = request.number
-    found.board.ring_launcher()
+    found.board.launcher_bell.ring()
 
 
 def ask(found: Live, request: Request, seconds: float) -> tuple[Request, Any]:
@@ -357,7 +357,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
     grace = 1.0  # seconds between taking a request and writing down what it does, at most
     taken_back = False
     while True:
-        seen = found.board.launcher_bell()
+        seen = found.board.launcher_bell.count()
         for firing in trigger.fired(found.run.path):
             if (firing.source, firing.fault) == (requests.REQUEST, request.number):
                 return firing
@@ -366,7 +366,7 @@ def _await_firing(found: Live, request: Request, seconds: float) -> Any:
             taken_back = taken_back or requests.take(found.run.path, request.number)
             if taken_back or not found.run.path.exists() or now > deadline + grace:
                 return None
-        found.board.wait_launcher(seen, _LOOK)
+        found.board.launcher_bell.wait(seen, _LOOK)
 
 
 def _standing(found: Live, wish: Wish, rank: int) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ftrun import native
 from ftrun.core.errors import PlatformError
 from ftrun.core.shared import gate
+from ftrun.core.shared.bell import Bell
 
 MAGIC = 0x3144_4252_4E55_5246  # "FRUNRBD1"
 VERSION = 8
@@ -330,10 +331,10 @@ class Board:
                 f"the run's board is damaged: {self.cells} cells do not fit into its {size} bytes; end the run and start it again"
             )
         self._gate_address = self.address + Head.GATE * _WORD
-        self._worker_bell = self.address + Head.BELLS * _WORD
-        self._launcher_bell = self._worker_bell + 4
-        self._gate_bell = self.address + Head.GATE_BELL * _WORD
-        self._copies_bell = self.address + Head.COPIES_BELL * _WORD
+        self.worker_bell = Bell(self.address + Head.BELLS * _WORD)
+        self.launcher_bell = Bell(self.address + Head.BELLS * _WORD + 4)
+        self.gate_bell = Bell(self.address + Head.GATE_BELL * _WORD)
+        self.copies_bell = Bell(self.address + Head.COPIES_BELL * _WORD)
 
     @classmethod
     def create(cls, path: Path, cells: int) -> Board:
@@ -452,62 +453,23 @@ class Board:
 
     def ring_workers(self) -> None:
         """Wake every worker, wherever it waits, after a stop, a publication or a fence."""
-        native.bell_ring(self._worker_bell)
-        native.bell_ring(self._gate_bell)
-
-    def ring_gate(self) -> None:
-        """Wake the ranks that wait at the gate."""
-        native.bell_ring(self._gate_bell)
-
-    def gate_bell(self) -> int:
-        return native.load32(self._gate_bell)
-
-    def wait_gate(self, seen: int, timeout: float) -> bool:
-        """Wait for the gate's bell, as `wait_workers` does."""
-        return native.bell_wait(self._gate_bell, seen, timeout)
+        self.worker_bell.ring()
+        self.gate_bell.ring()
 
     def show_snapshot(self, step: int) -> None:
         """Show the newest host snapshot that all ranks of all nodes have, -1 = none, and let it be copied."""
         if self[Head.SNAPSHOT] != step + 1:
             self[Head.SNAPSHOT] = step + 1
-            self.ring_copies()
-
-    def ring_copies(self) -> None:
-        native.bell_ring(self._copies_bell)
-
-    def copies_bell(self) -> int:
-        return native.load32(self._copies_bell)
-
-    def wait_copies(self, seen: int, timeout: float) -> bool:
-        """Wait for the bell of the copies of host snapshots, as `wait_workers` does."""
-        return native.bell_wait(self._copies_bell, seen, timeout)
+            self.copies_bell.ring()
 
     def copies(self) -> set[int]:
         """Return the gate numbers of which this node has copies of the host snapshots of all ranks of the node before."""
         return {shown - 1 for shown in (self[Head.COPIES], self[Head.COPIES + 1]) if shown}
 
-    def ring_launcher(self) -> None:
-        native.bell_ring(self._launcher_bell)
-
-    def worker_bell(self) -> int:
-        """Return the bell's count. Read it, look at the board, then wait with it, so that no ring is missed."""
-        return native.load32(self._worker_bell)
-
-    def launcher_bell(self) -> int:
-        return native.load32(self._launcher_bell)
-
-    def wait_workers(self, seen: int, timeout: float) -> bool:
-        """Sleep (GIL released) until the workers' bell rings after `seen`, or for `timeout` seconds; return True if it rang."""
-        return native.bell_wait(self._worker_bell, seen, timeout)
-
     @property
     def gate_address(self) -> int:
         """Return the address of the gate word in this process, for native calls."""
         return self._gate_address
-
-    def wait_launcher(self, seen: int, timeout: float) -> bool:
-        """Wait for the launcher's bell, as `wait_workers` does: milestones, answers to a stop, injected faults."""
-        return native.bell_wait(self._launcher_bell, seen, timeout)
 
 
 def name_word(name: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ftrun.core.shape import loads
 
-VERSION = 5  # of the records and of these frames
+VERSION = 6  # of the records and of these frames
 MAX_FRAME = 8 * 1024 * 1024
 _HEAD = struct.Struct(">I")
 

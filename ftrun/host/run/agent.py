@@ -124,7 +124,7 @@ class Agent:
             self._stop_listening = True
             self._detectors.close()
             self._nodes.close()
-            self._board.ring_launcher()
+            self._board.launcher_bell.ring()
             listener.join(2.0)
             self._loop.forget(bell)
             os.close(bell)
@@ -150,9 +150,9 @@ class Agent:
     def _listen(self, bell: int) -> None:
         # a separate thread, because one call cannot wait for a futex and for descriptors
         while not self._stop_listening:
-            seen = self._board.launcher_bell()
+            seen = self._board.launcher_bell.count()
             os.eventfd_write(bell, 1)
-            self._board.wait_launcher(seen, _LOOK_AGAIN)
+            self._board.launcher_bell.wait(seen, _LOOK_AGAIN)
 
     def _bell_rang(self, bell: int) -> None:
         os.eventfd_read(bell)

@@ -64,7 +64,7 @@ def launch(settings: Settings) -> int:
         os.environ[VARIABLE] = settings.gpus
     stdin = _standard_descriptors()
     nodes = settings.nodes
-    meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts)
+    meeting = arrange(nodes, settings.run_id, settings.nproc, settings.max_restarts, settings.snapshot_every)
     if meeting is None and nodes.master_port:
         _require_free(nodes.master_port)
     monitoring = Monitoring(settings)

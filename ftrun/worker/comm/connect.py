@@ -123,7 +123,7 @@ class Connecting:
         evidence = symptoms.exception_evidence(type(error).__name__, symptoms.message(error))
         context.note(UnconnectedNote(context.cell.index, self.generation, evidence))
         context.cell[F.UNCONNECTED] = self.generation
-        context.board.ring_launcher()
+        context.board.launcher_bell.ring()
         context.wait_until(lambda: bool(context.board[Head.ENDING]), _HOLD)
 
     def _run(self) -> None:

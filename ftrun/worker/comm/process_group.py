@@ -263,11 +263,11 @@ class SwapGroup(ProcessGroup):
             self.registry.shown.failed(self.context.generation)
         deadline = time.monotonic() + self.hold(error)
         while not self.context.stop_pending():
-            seen = self.context.board.worker_bell()
+            seen = self.context.board.worker_bell.count()
             left = deadline - time.monotonic()
             if left <= 0 or self.context.board[Head.ENDING]:
                 return
-            self.context.board.wait_workers(seen, min(left, 0.1))
+            self.context.board.worker_bell.wait(seen, min(left, 0.1))
         self.context.check_stop_in_collective()
 
     def began_waiting(self, name: str, peer: int) -> None:

@@ -42,14 +42,14 @@ class ControlThread:
         context = self._context
         where = Whereabouts(context)
         while True:
-            seen = context.board.worker_bell()
+            seen = context.board.worker_bell.count()
             context.cell[F.PYTHON] = time.monotonic_ns()
             try:
                 where.look()
                 self._hear()
             except Exception as error:  # the thread must live: it is the only one that can wake the training thread
                 os.write(2, f"ftrun: control thread: {error!r}\n".encode())
-            context.board.wait_workers(seen, LOOK_AGAIN if context.cell[F.RANK] else LOOK_RARELY)
+            context.board.worker_bell.wait(seen, LOOK_AGAIN if context.cell[F.RANK] else LOOK_RARELY)
 
     def _hear(self) -> None:
         context, position = self._context, self._position
@@ -86,8 +86,8 @@ class ControlThread:
         while time.monotonic() < deadline:
             if context.generation >= generation or not position.interruptible:
                 return
-            seen = context.board.worker_bell()
-            context.board.wait_workers(seen, min(0.05, max(0.0, deadline - time.monotonic())))
+            seen = context.board.worker_bell.count()
+            context.board.worker_bell.wait(seen, min(0.05, max(0.0, deadline - time.monotonic())))
         with position.lock:
             if position.interruptible and context.stop_pending() and position.thread.is_alive():
                 position.interrupt_sent = True

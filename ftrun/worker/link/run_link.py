@@ -156,7 +156,7 @@ class Context:
         deadline = time.monotonic() + seconds
         tried = newer_than
         while True:
-            seen = self.board.worker_bell()
+            seen = self.board.worker_bell.count()
             published = self.board[Head.PUBLISHED]
             if published > tried:
                 world = newest_world(self.run_dir, self.board)
@@ -170,7 +170,7 @@ class Context:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WorkerError(f"no new world was published within {seconds:.0f} s; is the launcher alive?")
-            self.board.wait_workers(seen, min(left, meanwhile()))
+            self.board.worker_bell.wait(seen, min(left, meanwhile()))
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a board condition; return False after `seconds`.
@@ -181,7 +181,7 @@ class Context:
         """
         deadline = time.monotonic() + seconds
         while True:
-            seen = self.board.worker_bell()
+            seen = self.board.worker_bell.count()
             if condition():
                 return True
             if self.stop_pending():
@@ -191,13 +191,13 @@ class Context:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self.board.wait_workers(seen, min(left, LOOK_AGAIN))
+            self.board.worker_bell.wait(seen, min(left, LOOK_AGAIN))
 
     def answer(self, field: int, generation: int | None = None) -> None:
         """Publish that this worker reached a stage of `generation`, and when, in the field after it."""
         self.cell[field + 1] = time.monotonic_ns()
         self.cell[field] = self.generation if generation is None else generation
-        self.board.ring_launcher()
+        self.board.launcher_bell.ring()
 
     def settled(self, generation: int) -> None:
         """Tell the others that this rank reads their memory no more in `generation`, so that they may go on."""
@@ -217,7 +217,7 @@ class Context:
 
     def milestone(self, flag: Flag) -> None:
         self.cell.add_flag(flag)
-        self.board.ring_launcher()
+        self.board.launcher_bell.ring()
 
     def progress(self) -> None:
         """Give a sign of life from the script."""
@@ -241,13 +241,13 @@ class Context:
         self._doubts[why] = doubt
         self.note(doubt)
         self.cell[F.INEXACT] = self.cell[F.INEXACT] | why
-        self.board.ring_launcher()
+        self.board.launcher_bell.ring()
 
     def note_left_out(self, names: Mapping[str, str]) -> None:
         """Leave a note of all values that the loop changes and ftrun does not keep, each with the reason."""
         self.note(LeftOutNote(self.cell.index, {**names}), needed=True)
         self.cell[F.LEFT_OUT] = len(names)
-        self.board.ring_launcher()
+        self.board.launcher_bell.ring()
 
     def make_way(self, reason: str) -> NoReturn:
         """End this process at once: its script cannot go on from where it is, and a replacement's can.

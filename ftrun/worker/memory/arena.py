@@ -233,6 +233,15 @@ class Arena:
             raise WorkerError("this arena has no memory on a GPU")
         return self.memory
 
+    @property
+    def gpu_source(self) -> DeviceMemory | Brought:
+        """The part on a GPU, or the copy of it from another node.
+
+        Raises:
+            WorkerError: Neither is mapped here.
+        """
+        return self.brought or self.gpu_part
+
     def copy_gpu_from(self, source: Arena, zone: str, copy: Callable[[list[Extent], list[Extent], int], object]) -> int:
         """Copy a zone's part on a GPU from a replica's arena; return the bytes moved.
 
@@ -263,23 +272,22 @@ class Arena:
     def copy_entry(self, entry: Entry, source: Arena) -> None:
         """Copy one tensor from a replica's arena."""
         if entry.on_gpu:
-            there = source.brought or source.gpu_part
-            self.gpu_part.copy(entry.offset, there.base + entry.offset, entry.block)
+            self.gpu_part.copy(entry.offset, source.gpu_source.base + entry.offset, entry.block)
         else:
             native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
 
-    def zone_checksum(self, names: list[str], manifest: Manifest) -> int:
-        """Checksum the named tensors in the host part, laid out as `manifest` says."""
+    def checksum_of(self, names: list[str], manifest: Manifest) -> int:
+        """Checksum the named tensors, laid out as `manifest` says."""
         value = 0
         for entry in manifest.entries:
-            if entry.name in names and not entry.on_gpu:
-                value = native.checksum(self.segment.address + entry.offset, entry.block, value)
+            if entry.name in names:
+                value = self.checksum(entry, value)
         return value
 
     def checksum(self, entry: Entry, seed: int = 0) -> int:
         """`native.checksum` of a tensor's bytes, computed where they are."""
         if entry.on_gpu:
-            return self.gpu_part.checksum(entry.offset, entry.block, seed)
+            return self.gpu_source.checksum(entry.offset, entry.block, seed)
         return native.checksum(self.segment.address + entry.offset, entry.block, seed)
 
     def read(self, entry: Entry) -> bytes:

@@ -135,9 +135,9 @@ class Brought:
         """(offset, size) of a zone in use."""
         return _extent(self._control, zone)
 
-    def checksum(self, offset: int, size: int) -> int:
+    def checksum(self, offset: int, size: int, seed: int = 0) -> int:
         """`native.checksum` of the bytes."""
-        return native.checksum(self.base + offset, size)
+        return native.checksum(self.base + offset, size, seed)
 
     def close(self, gpu: int) -> None:
         """Give it back, once what device `gpu` copies from it is there."""

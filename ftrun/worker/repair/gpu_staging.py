@@ -70,7 +70,7 @@ def _make(facts: Facts, gpu: int, size: int, stack: contextlib.ExitStack) -> tup
 def _find(context: Context, rank: int, generation: int, deadline: float) -> tuple[int, Handle]:
     """Wait for another rank's descriptor and handle of this generation."""
     while True:
-        seen = context.board.worker_bell()
+        seen = context.board.worker_bell.count()
         if context.stop_pending():
             raise Interrupt
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def _find(context: Context, rank: int, generation: int, deadline: float) -> tupl
                 os.close(found[0])  # an earlier generation's
         if time.monotonic() > deadline:
             raise WorkerError(f"{_WHAT}: the buffers of rank {rank} did not come in time")
-        context.board.wait_workers(seen, _LOOK)
+        context.board.worker_bell.wait(seen, _LOOK)
 
 
 def _map(rank: int, gpu: int, fd: int, handle: Handle, size: int, stack: contextlib.ExitStack) -> int:

@@ -123,7 +123,7 @@ class Memories:
         """
         board, begin = self._context.board, time.monotonic()
         while True:
-            seen = board.worker_bell()
+            seen = board.worker_bell.count()
             self._world = newest(self._context, self._world)  # in it, more ranks may be dead
             peers = tuple(map(self._peer, (rank for rank in donors(board, self._world, self._context.rank) if rank in ranks)))
             if not any(peer.living and not peer.refused for peer in peers):
@@ -134,7 +134,7 @@ class Memories:
             decision = decide(peers, time.monotonic() - begin)
             if decision is not None:
                 return decision
-            board.wait_workers(seen, _FAR_LOOK if self._far else _LOOK)
+            board.worker_bell.wait(seen, _FAR_LOOK if self._far else _LOOK)
 
     def _peer(self, rank: int) -> Peer:
         if rank not in self._found:
@@ -146,13 +146,17 @@ class Memories:
         return Peer(rank, memory.tags if memory else Tags(), living, memory is not None, self._refused.get(rank, ""))
 
     def _others(self, ranks: Set[int]) -> list[int]:
-        """Return those of `ranks` on other nodes that are asked: the next living ones, without those whose memory was of no use."""
+        """Return those of `ranks` on other nodes that are asked: living ones, without those whose memory was of no use.
+
+        The ranks of a lost node ask different ones, as far as there are some.
+        """
         here, mine, span = self._world.here, self._context.rank, self._world.span
         dead = frozenset(span.replaced) if span is not None else frozenset()
         order = sorted(ranks - here, key=lambda rank: (rank in dead, rank < mine, rank))
         some = [rank for rank in order if rank not in self._refused]
-        living = [rank for rank in some if rank not in dead]
-        return (living or some)[:_FAR] or order[:1]
+        some = [rank for rank in some if rank not in dead] or some
+        turn = sorted(here).index(mine) % max(1, len(some))
+        return (some[turn:] + some[:turn])[:_FAR] or order[:1]
 
     def _far_peer(self, rank: int) -> Peer:
         span, tags, kept = self._world.span, Tags(), False
@@ -181,13 +185,13 @@ def own_slots(context: Context) -> Segment | None:
         return segment
     deadline = time.monotonic() + _PATIENCE
     while segment is None:
-        seen = context.board.worker_bell()
+        seen = context.board.worker_bell.count()
         try:
             segment = mirrored_slots(where, span.secret, context.rank)
         except OSError:
             if time.monotonic() > deadline:
                 return None
-            context.board.wait_workers(seen, _FAR_AGAIN)
+            context.board.worker_bell.wait(seen, _FAR_AGAIN)
     with contextlib.suppress(OSError):  # without an fd store, a replacement of this worker asks the other node again
         context.fd_store.put(context.rank, "slots", context.cell.index, segment.fd)
     return segment

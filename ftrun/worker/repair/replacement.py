@@ -324,9 +324,9 @@ class Restorer:
             return LastWrites.ENDED
         deadline = time.monotonic() + _FENCE
         while cell[F.FENCED] == 0 and time.monotonic() < deadline:
-            seen = board.worker_bell()
+            seen = board.worker_bell.count()
             if cell[F.FENCED] == 0:
-                board.wait_workers(seen, 0.002)
+                board.worker_bell.wait(seen, 0.002)
         if cell[F.FENCED] != 1:
             return LastWrites.MISSED
         return LastWrites.CORRUPT if cell[F.CORRUPT] else LastWrites.ENDED
@@ -348,11 +348,12 @@ class Restorer:
         Raises:
             DeviceError
         """
-        if rank is not None and self._memories.is_far(rank):
-            return
-        gpu, arena = self.state.gpu, None if rank is None else self._memories.of(rank).arena
-        if gpu is not None and rank is not None and arena is not None and arena.has_gpu and arena.memory is None:
-            fetch_gpu(self.context, rank, arena, gpu, write=False)
+        if rank is not None and not self._memories.is_far(rank):
+            self._map_part(rank, self._memories.of(rank).arena)
+
+    def _map_part(self, rank: int, arena: Arena) -> None:
+        if self.state.gpu is not None and arena.has_gpu and arena.memory is None:
+            fetch_gpu(self.context, rank, arena, self.state.gpu, write=False)
             self._mapped.append(arena)
 
     def _copy(self, own: Arena, replica: Memory) -> tuple[Manifest, int]:
@@ -455,19 +456,29 @@ class Restorer:
         alone = [e.name for e in self.state.manifest.entries if e.name in ever and e.name not in written]
         if alone or written:
             replica = self._memories.with_weights(replica.rank, buffers_only=True)
-        mine, theirs = (one.zone_checksum(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
+        mine, theirs = (one.checksum_of(alone, self.state.manifest) for one in (self.state.arena, replica.arena))
         if mine != theirs:
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, alone)
         if not written:
             return
-        arenas = [fetch(self.context, rank, "arena") for rank in self.state.holders.of_everything() - {self.context.rank}]
-        holding = [Arena(one) for one in arenas if one is not None]
-        if self._memories.is_far(replica.rank):
-            holding.append(replica.arena)
-        sums = [one.zone_checksum(written, self.state.manifest) for one in holding]
+        others = self.state.holders.of_everything() - {self.context.rank, replica.rank}
+        sums = [one.checksum_of(written, self.state.manifest) for one in (replica.arena, *self._arenas(others))]
         if len(set(sums)) > 1 or (len(sums) < 2 and not (saved is not None and self._are_written_alike(written, saved, after))):
             self.context.note_inexact(Inexact.BUFFERS_UNKNOWN, written)
         self.state.copy_buffers(written, replica.arena)
+
+    def _arenas(self, ranks: Set[int]) -> Iterator[Arena]:
+        """Yield the memory of those ranks that can be read here."""
+        for rank in ranks:
+            segment = fetch(self.context, rank, "arena")
+            if segment is None:
+                continue
+            arena = Arena(segment)
+            try:
+                self._map_part(rank, arena)
+            except DeviceError:
+                continue
+            yield arena
 
     def _are_written_alike(self, names: Sequence[str], saved: RankState, after: RankState) -> bool:
         """Were these buffers the same on both ranks at the gate, after updates that wrote them, and do only updates write them?"""

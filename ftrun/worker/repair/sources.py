@@ -68,12 +68,12 @@ def _slots_of_another(context: Context) -> Slots | None:
     """Return the slots of the first rank whose slots the new fd store has: the survivors hand them to it."""
     world, deadline = context.world, time.monotonic() + KEPT
     while world is not None and time.monotonic() < deadline:
-        seen = context.board.worker_bell()
+        seen = context.board.worker_bell.count()
         for rank in donors(context.board, world, context.rank):
             segment = fetch(context, rank, "slots")
             if segment is not None:
                 return Slots(segment)
-        context.board.wait_workers(seen, 0.05)
+        context.board.worker_bell.wait(seen, 0.05)
     return None
 
 

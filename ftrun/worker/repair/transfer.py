@@ -170,7 +170,7 @@ def _find_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tup
     deadline = time.monotonic() + _EXCHANGE
     wanted = f"/memfd:ftrun-{part.name}-{part.facts.generation} "
     while True:
-        seen = context.board.worker_bell()
+        seen = context.board.worker_bell.count()
         if context.stop_pending():
             raise Interrupt
         with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ def _find_ring(context: Context, part: Part, stack: contextlib.ExitStack) -> tup
                 os.close(fd)  # an earlier generation's
         if time.monotonic() > deadline:
             raise WorkerError(f"no memory for the reload came from rank {world.places[0].rank} in {_EXCHANGE:.0f} s")
-        context.board.wait_workers(seen, _LOOK)
+        context.board.worker_bell.wait(seen, _LOOK)
 
 
 def _with_chunk(facts: Facts, chunk: int) -> Facts:

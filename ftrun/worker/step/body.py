@@ -340,7 +340,7 @@ class Body:
             return False  # after a CUDA error nothing works in this process: it ends, and is replaced
         context.cell[F.RAISED_NS] = time.monotonic_ns()
         context.cell[F.RAISED] = context.generation
-        context.board.ring_launcher()
+        context.board.launcher_bell.ring()
         try:
             context.wait_until(lambda: bool(context.board[Head.ENDING]), WORLD)
         except Interrupt:

@@ -77,7 +77,7 @@ class FaultEffects(StepObserver):
         self._nan.in_output = False
         if optimizer is not None and first_bad([("", grad) for grad in grads if grad is not None]) is None:
             unfelt(self._run_dir, self._position.index_of(number), self._position.attempt)
-            self._board.ring_launcher()
+            self._board.launcher_bell.ring()
 
     def body_started(self) -> None:
         self._nan.in_output = False

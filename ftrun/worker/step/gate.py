@@ -93,7 +93,7 @@ class Gate:
             observers.arrived(number)
         ring = complete  # the last one sees all others: it opens the gate, or rings so that they look why it does not open
         while True:
-            seen = board.gate_bell()  # before the look: a ring after it ends the wait at once
+            seen = board.gate_bell.count()  # before the look: a ring after it ends the wait at once
             raw = board.gate()  # the swap fails if it has changed by then: the world was stopped, or another rank was quicker
             verdict = gate.verdict(raw, generation, number)
             if raw >= context.stopped_from and verdict == gate.WAIT:
@@ -108,10 +108,10 @@ class Gate:
                 continue
             if ring:
                 ring = False
-                board.ring_gate()
+                board.gate_bell.ring()
                 if verdict != _ELSEWHERE:
-                    board.ring_launcher()  # it may have to name a rank whose weights are corrupt
-            board.wait_gate(seen, _LOOK_BETWEEN if context.cell[F.BUSY] & _BETWEEN else _LOOK)
+                    board.launcher_bell.ring()  # it may have to name a rank whose weights are corrupt
+            board.gate_bell.wait(seen, _LOOK_BETWEEN if context.cell[F.BUSY] & _BETWEEN else _LOOK)
             complete = native.all_equal64(self._arrivals, wanted)
             if not complete:
                 observers.waiting(number)
@@ -137,7 +137,7 @@ class Gate:
             if not self._observers.may_open(number):
                 return gate.WAIT
         except BaseException:
-            board.ring_gate()  # so that the others look, and raise the same
+            board.gate_bell.ring()  # so that the others look, and raise the same
             raise
         if self._spans:
             nodes = self._kit.registry.nodes
@@ -149,5 +149,5 @@ class Gate:
         if not board.swap_gate(raw, new):
             return _LOOK_AGAIN  # another rank was quicker, or the launcher stopped the world
         board.show_opening(number, time.monotonic_ns())
-        board.ring_gate()
+        board.gate_bell.ring()
         return gate.PASS

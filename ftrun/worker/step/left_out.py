@@ -99,7 +99,7 @@ class LeftOut(StepObserver):
             return
         copies = tuple(KeptCopy(tuple(names), size) for names, size in self._variables.sizes())
         context.note(KeptNote(context.rank, context.position.index_of(number), self._bodies, copies))
-        context.board.ring_launcher()
+        context.board.launcher_bell.ring()
 
     def look(self, across: bool = False) -> dict[str, Any]:
         """Map the name of each value that could be training state and is not kept to its sign. `across`: see `sign_of`."""

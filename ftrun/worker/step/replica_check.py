@@ -102,7 +102,7 @@ class ReplicaCheck(StepObserver):
         for cell in self._context.cells():
             if cell.rank in corrupt:
                 cell[F.CORRUPT] = 1
-        self._context.board.ring_launcher()
+        self._context.board.launcher_bell.ring()
 
     def _compare(self, number: int, groups: dict[int, list[SumRow]]) -> None:
         """Keep for later gates whether all replicas are equal, and report those that are not."""

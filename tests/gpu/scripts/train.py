@@ -29,6 +29,7 @@ parser.add_argument("--writes", default="", help="RANK:STEP:SECONDS of a kernel 
 parser.add_argument("--endless", default="", help="RANK:STEP at which a kernel begins that waits for a dead peer")
 parser.add_argument("--still", action="store_true", help="the update region writes no buffer")
 parser.add_argument("--device", type=int, help="that all ranks share; else each has one of its own")
+parser.add_argument("--apart", action="store_true", help="each rank writes its own values into a buffer after the update")
 args = parser.parse_args()
 
 dist.init_process_group("ftrun")
@@ -70,7 +71,7 @@ for step in job.steps(args.steps):
         optimizer.step()
         optimizer.zero_grad()
         if not args.still:
-            model.average.lerp_(torch.ones(8, args.wide) * loss.item() / dist.get_world_size(), 0.0)
+            model.average.lerp_(torch.ones(8, args.wide) * loss.item() / dist.get_world_size(), 0.5 * args.apart)
         losses.append([step.index, loss.item()])
 gpu.synchronize()
 

@@ -429,20 +429,21 @@ def test_why_a_node_keeps_its_place(waiting: str, terms: dict[str, Any], serves:
     assert "stop.0.1" not in play.memory.records
 
 
-def test_the_same_number_on_every_node() -> None:
-    play = play_of(waiting="", spares=0)
-    play.add("s", spares=1)
+@pytest.mark.parametrize(
+    ("here", "there", "told"),
+    [
+        ({"spares": 0}, {"spares": 1}, "--spare-nodes 0, this one with --spare-nodes 1"),
+        ({}, {"replacements": 0}, "--max-node-replacements 3 (0 by --node-loss restart), this one with --max-node-replacements 0 (0 by"),
+        ({}, {"keep_alive": 20.0}, "--rdzv-conf keep_alive=5, this one with --rdzv-conf keep_alive=20"),
+        ({}, {"snapshot_every": 8}, "--snapshot-every 0, this one with --snapshot-every 8"),
+    ],
+)
+def test_the_same_terms_on_every_node(here: dict[str, Any], there: dict[str, Any], told: str) -> None:
+    play = play_of(waiting="", **here)
+    play.add("s", **there)
     play.run()
-    assert "was started with --spare-nodes 0, this one with 1" in str(play.agents["s"].error)
+    assert f"was started with {told}" in str(play.agents["s"].error)
     assert not any(play.agents[who].error for who in "ab")
-    play = play_of(waiting="")
-    play.add("s", replacements=0)
-    play.run()
-    assert "with another --node-loss or --max-node-replacements" in str(play.agents["s"].error)
-    play = play_of(waiting="")
-    play.add("s", keep_alive=20.0)
-    play.run()
-    assert "was started with keep_alive=5, this one with 20" in str(play.agents["s"].error)
 
 
 def test_fixed_node_ranks_leave_no_place_for_it() -> None:

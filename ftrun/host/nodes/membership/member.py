@@ -31,9 +31,8 @@ from ftrun.host.nodes.membership.seats import Seats
 from ftrun.host.nodes.membership.sights import Sights
 from ftrun.host.nodes.membership.table import Node, RoundTable, all_doubts, natural, over_after, root_cause
 from ftrun.host.nodes.membership.takers import Takers
-from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms
+from ftrun.host.nodes.membership.terms import Me, MemberTerms, check_terms, shared_terms
 from ftrun.host.nodes.membership.together import Together
-from ftrun.host.nodes.messages import VERSION
 
 _EAGER = 3.0  # seconds in which a joining agent beats fast, so that the others see soon that it lives
 _EAGER_BEAT = 0.2
@@ -319,13 +318,11 @@ class Member:
         self._beat += 1
         me = self._me
         record = {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
-        terms: Record = {"least": self._terms.least, "most": self._terms.most, "version": VERSION}
-        terms |= {"spares": self._terms.spares, "replacements": self._terms.replacements, "keep_alive": self._terms.keep_alive}
         state = {"beat": self._beat, "state": self._state, "round": self._about, "failure": self._failure}
         state["doubts"], state["shows"] = self._doubts, dict(self._shows)
         state["memory"], state["bell"] = self._memory, self._bells.port if self._bells is not None else 0
         answers = self._together.answers if self._together is not None else {}
-        self._carrier.put(f"agent.{me.id}", {**record, **terms, **state, **answers})
+        self._carrier.put(f"agent.{me.id}", {**record, **shared_terms(self._terms), **state, **answers})
         self._dirty = self._answered = False
 
     def _ring(self, members: Sequence[Node] = ()) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ftrun.core.errors import UsageError
@@ -127,7 +127,7 @@ def check(nodes: Nodes, max_restarts: int) -> MemberTerms:
     return terms
 
 
-def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> Rendezvous | None:
+def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int, snapshot_every: int = 0) -> Rendezvous | None:
     """Return the rendezvous with the other nodes, or None if the run has no others.
 
     Raises:
@@ -136,7 +136,7 @@ def arrange(nodes: Nodes, run_id: str | None, nproc: int, max_restarts: int) -> 
     if nodes.most == 1 or nodes.standalone:
         return None
     name = check_run_id(run_id or NO_NAME)  # it names a folder
-    terms = check(nodes, max_restarts)
+    terms = replace(check(nodes, max_restarts), snapshot_every=snapshot_every)
     return Rendezvous(name, terms, _opener(nodes, name, nproc, terms), _PAUSES[nodes.backend])
 
 

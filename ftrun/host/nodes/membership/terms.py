@@ -28,6 +28,7 @@ class MemberTerms:
     grow: bool = True
     spares: int = 0
     replacements: int = 3
+    snapshot_every: int = 0
 
     @property
     def replaces(self) -> bool:
@@ -46,29 +47,33 @@ class Me:
     node_rank: int | None = None
 
 
+# What must be the same on every node: the option or setting by which a person says it. The values are from the agents' records.
+_SAME = (
+    ("--nnodes {}:{}", ("least", "most")),
+    ("--spare-nodes {}", ("spares",)),
+    ("--rdzv-conf keep_alive={:g}", ("keep_alive",)),
+    ("--max-node-replacements {} (0 by --node-loss restart)", ("replacements",)),
+    ("--snapshot-every {}", ("snapshot_every",)),
+)
+
+
+def shared_terms(terms: MemberTerms) -> Record:
+    """Return what other agents compare with their own terms."""
+    return {"version": VERSION} | {name: getattr(terms, name) for _, names in _SAME for name in names}
+
+
 def check_terms(me: Me, terms: MemberTerms, others: Iterable[Record]) -> None:
     """Compare the options of other agents, as their records have them, with this one's. Raises UsageError if they do not fit together."""
+    mine = shared_terms(terms)
     for record in others:
         if record.get("version") != VERSION:
             raise UsageError(f"node {record.get('host')} runs another version of ftrun; use the same on every node")
-        if (record.get("least"), record.get("most")) != (terms.least, terms.most):
-            raise UsageError(
-                f"node {record.get('host')} was started with --nnodes {record.get('least')}:{record.get('most')}, this "
-                f"one with {terms.least}:{terms.most}; use the same on every node"
-            )
-        if record.get("spares") != terms.spares:
-            raise UsageError(
-                f"node {record.get('host')} was started with --spare-nodes {record.get('spares')}, this one with {terms.spares}; "
-                "use the same on every node, also on the spare ones"
-            )
-        if record.get("keep_alive") != terms.keep_alive:
-            raise UsageError(
-                f"node {record.get('host')} was started with keep_alive={record.get('keep_alive'):g}, this one with {terms.keep_alive:g}; "
-                "use the same --rdzv-conf on every node"
-            )
-        if record.get("replacements") != terms.replacements:
-            raise UsageError(
-                f"node {record.get('host')} was started with another --node-loss or --max-node-replacements; use the same on every node"
-            )
+        for option, names in _SAME:
+            theirs, ours = ([each[name] for name in names] for each in (record, mine))
+            if theirs != ours:
+                raise UsageError(
+                    f"node {record.get('host')} was started with {option.format(*theirs)}, this one with {option.format(*ours)}; "
+                    "use the same on every node, also on spare ones"
+                )
         if terms.by_rank and record.get("node_rank") == me.node_rank and str(record.get("id")) < me.id:
             raise UsageError(f"node rank {me.node_rank} is taken by {record.get('host')}; give every node another --node-rank")
