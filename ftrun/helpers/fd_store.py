@@ -280,8 +280,9 @@ class FdStore:
         self._forget(key)  # the last put counts: a replacement that adopts sends the same memory again
         with self._lock:
             self._held[key] = (message["cell"], fds.pop(), message["handle"])
-        rank, name = key
-        for other in [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]:
+            rank, name = key
+            parts = [k for k in self._held if k[0] == rank and k[1].startswith(f"{name}.")]
+        for other in parts:
             number = other[1].rpartition(".")[2]
             if number.isdecimal() and int(number) >= message["parts"]:
                 self._forget(other)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -44,6 +45,21 @@ class Node:
         return bytes(self.arena.segment.view(at, size))
 
 
+class Pieces(list[int]):
+    """Sizes of pieces that came, of transfers of `total` bytes."""
+
+    total = 0
+
+    @contextlib.contextmanager
+    def counted(self, total: int) -> Iterator[Callable[[int], None]]:
+        self.total += total
+        yield self.append
+
+
+def open_far(address: tuple[str, int], rank: int = 5, secret: str = SECRET) -> FarMemory:
+    return FarMemory(address, secret, rank, Pieces().counted)
+
+
 @pytest.fixture
 def node() -> Iterator[Node]:
     one = Node()
@@ -59,13 +75,13 @@ def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
     for slot, tag in ((START, 6), (GATE, 6), (END, 7)):
         node.slots.write(slot, tag, os.urandom(1000 * (slot + 1)))
     node.slots.histories[2].append(b"grown")
-    there = FarMemory(node.address, SECRET, 5)
+    pieces = Pieces()
+    there = FarMemory(node.address, SECRET, 5, pieces.counted)
     there.look()
     assert tags_of(there.slots, there.arena) == Tags(7, 6, 6, 7)
     there.read_slots()
-    pieces: list[int] = []
-    there.read_weights(pieces.append)
-    assert there.in_use() == sum(pieces) == sum(size for _, size in node.arena.in_use())
+    there.read_weights()
+    assert pieces.total == sum(pieces) == sum(size for _, size in node.arena.in_use())
     committed, volatile = there.arena.committed, there.arena.volatile
     assert bytes(there.arena.segment.view(*committed))[-len(weights) :] == weights
     assert bytes(there.arena.segment.view(*volatile))[-len(buffers) :] == buffers
@@ -76,18 +92,18 @@ def test_a_reader_has_the_same_arena_and_slots(node: Node) -> None:
     node.arena.open()
     there.look()
     assert there.arena.seal == -1, "each look asks again"
-    there.close(0)
+    there.close()
 
 
 @pytest.mark.parametrize("secret", ["", "of another run"])
 def test_who_does_not_know_the_secret_gets_nothing(node: Node, secret: str) -> None:
     with pytest.raises(OSError, match=r"closed|reset"):
-        FarMemory(node.address, secret, 5)
+        open_far(node.address, secret=secret)
 
 
 def test_a_rank_that_is_not_there(node: Node) -> None:
     with pytest.raises(OSError, match="no arena of rank 6"):
-        FarMemory(node.address, SECRET, 6)
+        open_far(node.address, rank=6)
 
 
 @pytest.mark.parametrize(
@@ -109,50 +125,62 @@ def test_nonsense_ends_only_the_connection_that_it_came_on(node: Node, asked: di
         sock.settimeout(5.0)
         answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))  # until it hangs up
         assert len(answer) < 64
-    FarMemory(node.address, SECRET, 5).close(0)
+    open_far(node.address).close()
 
 
 class Between:
-    """Someone on the network, who passes everything on and changes one byte of what the server sends, at `at`."""
+    """Someone on the network, who passes everything on and changes one byte of what the server sends, at `at`, on `times` connections."""
 
-    def __init__(self, to: tuple[str, int], at: int) -> None:
-        self._to, self._at = to, at
+    def __init__(self, to: tuple[str, int], at: int, times: int = 99) -> None:
+        self._to, self._at, self._times = to, at, times
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = ("127.0.0.1", int(self._listener.getsockname()[1]))
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        ours, _ = self._listener.accept()
-        theirs = socket.create_connection(self._to)
-        threading.Thread(target=self._pass_on, args=(ours, theirs, None), daemon=True).start()
-        self._pass_on(theirs, ours, self._at)
+        while True:
+            ours, _ = self._listener.accept()
+            theirs = socket.create_connection(self._to)
+            self._times -= 1
+            at = self._at if self._times >= 0 else None
+            for ends in ((ours, theirs, None), (theirs, ours, at)):
+                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
     def _pass_on(self, source: socket.socket, to: socket.socket, at: int | None) -> None:
         seen = 0
-        while data := bytearray(source.recv(1 << 16)):
-            if at is not None and seen <= at < seen + len(data):
-                data[at - seen] ^= 1
-            seen += len(data)
-            to.sendall(data)
-        to.close()
+        with to, contextlib.suppress(OSError):
+            while data := bytearray(source.recv(1 << 16)):
+                if at is not None and seen <= at < seen + len(data):
+                    data[at - seen] ^= 1
+                seen += len(data)
+                to.sendall(data)
 
 
 def test_a_byte_that_changed_on_the_way_is_noticed(node: Node) -> None:
     node.fill("committed", 6 << 20)
-    there = FarMemory(Between(node.address, 5 << 20).address, SECRET, 5)
+    there = open_far(Between(node.address, 1 << 20).address)
     with pytest.raises(OSError, match="arena of rank 5 does not match its checksum"):
         there.read_weights()
 
 
+def test_a_damaged_part_is_read_again_and_the_others_are_not(node: Node) -> None:
+    weights, pieces = node.fill("committed", 12 << 20), Pieces()
+    there = FarMemory(Between(node.address, 6 << 20, times=1).address, SECRET, 5, pieces.counted)
+    there.look()
+    there.read_weights()
+    assert bytes(there.arena.segment.view(*there.arena.committed))[-len(weights) :] == weights
+    assert pieces.total == sum(pieces)
+
+
 def test_a_slot_that_somebody_forged_is_not_read(node: Node) -> None:
     node.slots.write(END, 7, b"x" * 100_000)
-    there = FarMemory(Between(node.address, 60_000).address, SECRET, 5)
+    there = open_far(Between(node.address, 60_000).address)
     with pytest.raises(OSError, match="slots of rank 5 was not sent by a node of this run"):
         there.read_slots()
 
 
 def test_memory_that_is_gone_is_said_so(node: Node) -> None:
-    there = FarMemory(node.address, SECRET, 5)
+    there = open_far(node.address)
     node.held.clear()
     with pytest.raises(OSError, match="any more"):
         there.look()

@@ -18,13 +18,16 @@ HMAC of its place and bytes behind it: slots are read by `marshal`, which a stra
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import hmac
 import json
 import socket
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ftrun import native
@@ -35,6 +38,8 @@ ANSWER = hashlib.sha256().digest_size
 CHUNK = 4 << 20  # most bytes of one
 HEAD = struct.Struct(">QQ")  # length and checksum of a chunk
 _LENGTH = struct.Struct(">I")
+PATIENCE = 2.0  # seconds in which a broken connection is made anew
+_AGAIN = 0.1  # seconds between two tries
 _CONNECT = 5.0  # seconds
 _SILENT = 30.0  # seconds in which some bytes must come
 _MOST = 1 << 20  # bytes of a request or an answer
@@ -112,30 +117,51 @@ def fill(sock: socket.socket, room: memoryview) -> None:
 class FarLine:
     """A client's connection to the node that serves memory at `address` (host, port). One thread uses it.
 
+    If it breaks, or damaged bytes come, it is made anew for PATIENCE seconds, and what was read stays. `patience`: seconds in which the
+    constructor tries to connect.
+
     Raises:
         OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
     """
 
-    def __init__(self, address: tuple[str, int], secret: str) -> None:
+    def __init__(self, address: tuple[str, int], secret: str, patience: float = 0.0) -> None:
+        self._address = address
         self._secret = secret
-        self._sock = socket.create_connection(address, _CONNECT)
+        begin = time.monotonic()
+        while True:
+            try:
+                self._sock, self._challenge = self._connected()
+                return
+            except OSError:
+                if time.monotonic() - begin >= patience:
+                    raise
+            time.sleep(_AGAIN)
+
+    def _connected(self) -> tuple[socket.socket, bytes]:
+        sock = socket.create_connection(self._address, _CONNECT)
         try:
-            self._sock.settimeout(_SILENT)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._challenge = exactly(self._sock, CHALLENGE)
-            self._sock.sendall(answer(secret, self._challenge))
+            sock.settimeout(_SILENT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            challenge = exactly(sock, CHALLENGE)
+            sock.sendall(answer(self._secret, challenge))
         except OSError:
-            self._sock.close()
+            sock.close()
             raise
+        return sock, challenge
 
     def close(self) -> None:
         self._sock.close()
 
     def size(self, rank: int, name: str) -> int | None:
         """Return the bytes of a segment, None = there is none."""
-        send(self._sock, {"op": "size", "rank": rank, "name": name})
-        told = receive(self._sock)
-        return int(told["size"]) if told.get("ok") else None
+        trouble = _Trouble()
+        while True:
+            try:
+                send(self._sock, {"op": "size", "rank": rank, "name": name})
+                told = receive(self._sock)
+                return int(told["size"]) if told.get("ok") else None
+            except OSError as error:
+                self._anew(trouble, error)
 
     def read(
         self,
@@ -146,6 +172,26 @@ class FarLine:
         read: Callable[[int, memoryview], None] = lambda at, part: None,
     ) -> None:
         """Read ranges of a segment into the memory that `room(place, length)` gives for each part. `read` hears of each that is there."""
+        left, trouble = [(at, size) for at, size in ranges if size], _Trouble()
+        while left:
+            parts = self._parts(rank, name, [*left], room)
+            while left:
+                try:
+                    at, part = next(parts)
+                except OSError as error:
+                    self._anew(trouble, error)
+                    break
+                read(at, part)
+                trouble.since = None
+                end = at + len(part)
+                _, size = left.pop(0)
+                if size > len(part):
+                    left.insert(0, (end, size - len(part)))
+
+    def _parts(
+        self, rank: int, name: str, ranges: list[tuple[int, int]], room: Callable[[int, int], memoryview]
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Ask, and yield what comes: its place, and the bytes. Raises OSError."""
         send(self._sock, {"op": "read", "rank": rank, "name": name, "ranges": ranges})
         if not receive(self._sock).get("ok"):
             raise OSError(f"its node has no {name} of rank {rank} any more")
@@ -162,5 +208,23 @@ class FarLine:
                     raise OSError(f"a part of the {name} of rank {rank} was not sent by a node of this run")
                 if native.checksum(ctypes.addressof(ctypes.c_char.from_buffer(part)), length) != checksum:
                     raise OSError(f"a part of the {name} of rank {rank} does not match its checksum: it was damaged on the way")
-                read(at, part)
+                yield at, part
                 at += length
+
+    def _anew(self, trouble: _Trouble, error: OSError) -> None:
+        """Connect again, unless that has been of no use for too long: then raise the error."""
+        now = time.monotonic()
+        trouble.since = now if trouble.since is None else trouble.since
+        if now - trouble.since > PATIENCE:
+            raise error
+        self._sock.close()
+        time.sleep(_AGAIN)
+        with contextlib.suppress(OSError):  # the next question fails at once
+            self._sock, self._challenge = self._connected()
+
+
+@dataclass
+class _Trouble:
+    """`since`: when what is asked for first failed, None = it did not, or something has come since."""
+
+    since: float | None = None

@@ -22,7 +22,7 @@ import torch
 from ftrun import native
 from ftrun.core.errors import DeviceError, UsageError, WorkerError
 from ftrun.native.transfer import Extent
-from ftrun.worker.memory.gpu_memory import Brought, DeviceMemory, gpu_of
+from ftrun.worker.memory.gpu_memory import DeviceMemory, FarDevice, gpu_of
 from ftrun.worker.memory.segment import Segment, room_for
 
 _MAGIC = 0x414E4552414E5254
@@ -88,7 +88,7 @@ class Arena:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.memory: DeviceMemory | None = None
-        self.brought: Brought | None = None  # of another node's arena
+        self.far: FarDevice | None = None  # of another node's arena
         self._seal_at = segment.address + _SEAL
         self._volatile_at = segment.length // 2
         self._manifest_at = segment.length // 4 * 3
@@ -234,24 +234,24 @@ class Arena:
         return self.memory
 
     @property
-    def gpu_source(self) -> DeviceMemory | Brought:
-        """The part on a GPU, or the copy of it from another node.
+    def gpu_source(self) -> DeviceMemory | FarDevice:
+        """The part on a GPU, of this node or of another one.
 
         Raises:
-            WorkerError: Neither is mapped here.
+            WorkerError: None is mapped here.
         """
-        return self.brought or self.gpu_part
+        return self.far or self.gpu_part
 
     def copy_gpu_from(self, source: Arena, zone: str, copy: Callable[[list[Extent], list[Extent], int], object]) -> int:
         """Copy a zone's part on a GPU from a replica's arena; return the bytes moved.
 
-        `copy` moves and checks extents that the device reaches; the driver copies what it does not reach.
+        `copy` moves and checks extents that the device reaches; the driver copies what it does not reach, and what comes from another node.
 
         Raises:
             DeviceError
             CudaError
         """
-        there = source.memory or source.brought
+        there = source.memory or source.far
         if there is None:
             return 0
         here = self.gpu_part
@@ -261,18 +261,20 @@ class Arena:
             here.expect(zone, missing)
             here.reserve(zone, missing, 1)
         here.settle()
-        if there.reachable:
+        if isinstance(there, FarDevice):
+            there.give(here, start, filled)
+        elif there.reachable:
             copy([(here.base + start, filled)], [(there.base + start, filled)], here.ordinal)
-            return filled
-        here.copy(start, there.base + start, filled)
-        if here.checksum(start, filled) != there.checksum(start, filled):
-            raise DeviceError("a copy from another rank's device memory does not match its checksum")
+        else:
+            there.give(here, start, filled)
+            if here.checksum(start, filled) != there.checksum(start, filled):
+                raise DeviceError("a copy from another rank's device memory does not match its checksum")
         return filled
 
     def copy_entry(self, entry: Entry, source: Arena) -> None:
         """Copy one tensor from a replica's arena."""
         if entry.on_gpu:
-            self.gpu_part.copy(entry.offset, source.gpu_source.base + entry.offset, entry.block)
+            source.gpu_source.give(self.gpu_part, entry.offset, entry.block)
         else:
             native.copy(self.segment.address + entry.offset, source.segment.address + entry.offset, entry.block)
 

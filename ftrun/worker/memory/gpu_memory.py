@@ -7,7 +7,6 @@ No call waits for the device unless its docstring says so; writes happen in the 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import math
@@ -22,7 +21,7 @@ from ftrun import native
 from ftrun.core.errors import DeviceError, WorkerError
 from ftrun.native import cuda
 from ftrun.worker.memory import dlpack
-from ftrun.worker.memory.segment import Segment
+from ftrun.worker.memory.segment import Segment, room_for
 
 WAIT = 60.0  # seconds that queued work may take where its result is needed
 _LOOK = 0.1  # seconds between two looks at the world while the device works
@@ -121,29 +120,38 @@ def unsettled() -> list[str]:
     return missing
 
 
-class Brought:
-    """A copy in host memory of what another node's arena has on a GPU, to copy from. `control`: that arena's host segment."""
+class FarDevice:
+    """What an arena of another node has on a GPU. `control`: that arena's host segment.
 
-    reachable = False  # for kernels
+    `read(offset, size, put)` reads a part over the network, piece by piece, and gives each to `put(offset, piece)`.
+    """
 
-    def __init__(self, control: Segment, copy: Segment) -> None:
+    def __init__(self, control: Segment, read: Callable[[int, int, Callable[[int, memoryview], None]], None]) -> None:
         self._control = control
-        self._copy = copy
-        self.base = copy.address
+        self._read = read
 
     def extent(self, zone: str) -> tuple[int, int]:
         """(offset, size) of a zone in use."""
         return _extent(self._control, zone)
 
-    def checksum(self, offset: int, size: int, seed: int = 0) -> int:
-        """`native.checksum` of the bytes."""
-        return native.checksum(self.base + offset, size, seed)
+    def give(self, to: DeviceMemory, offset: int, size: int) -> None:
+        """Copy a part to the same offset there, and compare. Waits for it."""
+        self._read(offset, size, to.put)
 
-    def close(self, gpu: int) -> None:
-        """Give it back, once what device `gpu` copies from it is there."""
-        with contextlib.suppress(cuda.CudaError):  # a failing device copies nothing
-            cuda.sync(gpu, stream_of(gpu), WAIT)
-        self._copy.close()
+    def checksum(self, offset: int, size: int, seed: int = 0) -> int:
+        """`native.checksum` of the bytes, which it brings here for that.
+
+        Raises:
+            DeviceError: There is no room for them.
+        """
+        with room_for(size, "a copy from another node"):
+            data = bytearray(size)
+
+            def put(at: int, piece: memoryview) -> None:
+                data[at - offset : at - offset + len(piece)] = piece
+
+            self._read(offset, size, put)
+            return native.checksum(ctypes.addressof(ctypes.c_char.from_buffer(data)), size, seed) if size else seed
 
 
 class DeviceMemory:
@@ -411,6 +419,22 @@ class DeviceMemory:
         address = ctypes.addressof((ctypes.c_ubyte * size).from_buffer(data)) if size else 0
         cuda.copy_now(self.ordinal, stream_of(self.ordinal), address, self.base + offset, size, WAIT)
         return bytes(data)
+
+    def give(self, to: DeviceMemory, offset: int, size: int) -> None:
+        """Queue a copy of a part to the same offset there."""
+        to.copy(offset, self.base + offset, size)
+
+    def put(self, offset: int, piece: memoryview) -> None:
+        """Wait for queued work, then write a piece of writable memory, and compare.
+
+        Raises:
+            DeviceError: Other bytes are there.
+            CudaError
+        """
+        address = ctypes.addressof(ctypes.c_char.from_buffer(piece))
+        cuda.copy_now(self.ordinal, stream_of(self.ordinal), self.base + offset, address, len(piece), WAIT)
+        if self.checksum(offset, len(piece)) != native.checksum(address, len(piece)):
+            raise DeviceError(f"what came from another node does not match its checksum on device {self.ordinal}")
 
     def write(self, offset: int, data: bytes) -> None:
         """Wait for queued work, then write `data`."""

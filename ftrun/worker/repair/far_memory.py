@@ -1,24 +1,32 @@
 """The memory of a rank on another node, as a mirror: sparse segments here, whose parts are filled over TCP as they are needed.
 
 A mirror has the layout of the original, so all code that reads another rank's arena and slots reads it like one of this node. `look`
-brings the marks and tags, `read_slots` the contents of the slots, `read_weights` the zones of the arena. The original may change
-meanwhile: slots have checksums of their own, and whoever copies weights compares the commit mark before and after, as with a
-replica on this node. Each chunk on its way has a checksum, too (`ftrun.core.shared.far`).
+brings the marks and tags, `read_slots` the contents of the slots, `read_weights` the zones of the arena in host memory. What is on a GPU
+has no mirror: whoever copies it gets it piece by piece. The original may change meanwhile: slots have checksums of their own, and whoever
+copies weights compares the commit mark before and after, as with a replica on this node. Each chunk on its way has a checksum, too
+(`ftrun.core.shared.far`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
-from ftrun.core.errors import PlatformError
+from ftrun.core.errors import PlatformError, WorkerError
 from ftrun.core.shared import far
+from ftrun.native.cuda import CudaError
 from ftrun.worker.memory.arena import Arena
-from ftrun.worker.memory.gpu_memory import Brought, zones_of
+from ftrun.worker.memory.gpu_memory import FarDevice
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
 _AGAIN = 5  # times that slots are read again if they changed on the way
 _Range = tuple[int, int]  # place and length in a segment
+Counted = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # shows a transfer of so many bytes, and hears of each piece
+
+
+class Unreached(WorkerError):
+    """Another node cannot be reached any more, or its memory cannot be used from here."""
 
 
 class _Line:
@@ -62,6 +70,16 @@ class _Line:
             raise OSError(f"the {name} of rank {self._rank} changed while it was read")
         self._line.read(self._rank, name, ranges, mirror.view, lambda _, part: moved(len(part)))
 
+    def pass_on(self, name: str, place: _Range, put: Callable[[int, memoryview], None], moved: Callable[[int], None]) -> None:
+        """Read a part of a segment that has no mirror, and give each piece to `put(place, piece)`."""
+        room = memoryview(bytearray(min(far.CHUNK, place[1])))
+
+        def pieces(at: int, piece: memoryview) -> None:
+            put(at, piece)
+            moved(len(piece))
+
+        self._line.read(self._rank, name, [place], lambda _, size: room[:size], pieces)
+
 
 def mirrored_slots(address: tuple[str, int], secret: str, rank: int) -> Segment:
     """Bring the slots of a rank whose node is lost from the node that mirrors them, served at `address`.
@@ -92,25 +110,20 @@ class FarMemory:
         OSError: By the constructor and each method, if the node cannot be reached or has no such memory.
     """
 
-    def __init__(self, address: tuple[str, int], secret: str, rank: int) -> None:
+    def __init__(self, address: tuple[str, int], secret: str, rank: int, counted: Counted) -> None:
         self._rank = rank
+        self._counted = counted
         self._line = _Line(address, secret, rank, ("arena", "slots"))
         self.arena, self.slots = Arena(self._line.mirrors["arena"]), Slots(self._line.mirrors["slots"])
 
-    def close(self, gpu: int) -> None:
-        """Hang up, and give the mirror of the arena back, from which device `gpu` may still copy."""
+    def close(self) -> None:
+        """Hang up, and give the mirror of the arena back."""
         self._line.close()
-        if self.arena.brought is not None:
-            self.arena.brought.close(gpu)
         self.arena.segment.close()
 
     def has_weights(self) -> bool:
         """Can they be brought? Those on a GPU only while the rank's worker lives. Call `look` before."""
         return not self.arena.has_gpu or self._line.size("device") is not None
-
-    def in_use(self, buffers_only: bool = False) -> int:
-        """Return how many bytes `read_weights` brings."""
-        return sum(size for _, size in (*self.arena.in_use(buffers_only), *self._on_gpu(buffers_only)))
 
     def look(self) -> None:
         """Bring the tags of the slots and the commit mark as they are now."""
@@ -128,18 +141,30 @@ class FarMemory:
                 return
         raise OSError(f"the slots of rank {self._rank} changed while they were read")
 
-    def read_weights(self, moved: Callable[[int], None] = lambda size: None, buffers_only: bool = False) -> None:
-        """Bring what the arena holds, then its marks again. `moved` hears of each chunk."""
+    def read_weights(self, buffers_only: bool = False) -> None:
+        """Bring what the arena holds in host memory, then its marks again."""
         self._line.read("arena", [self.arena.head])
-        self._line.read("arena", self.arena.in_use(buffers_only), moved)
+        places = self.arena.in_use(buffers_only)
         if self.arena.has_gpu:
-            if self.arena.brought is None:
-                self.arena.brought = Brought(self.arena.segment, self._line.add("device"))
-            self._line.read("device", self._on_gpu(buffers_only), moved)
+            self.arena.far = FarDevice(self.arena.segment, self._read_device)
+        with self._counted(sum(size for _, size in places)) as moved:
+            self._line.read("arena", places, moved)
         self._line.read("arena", [self.arena.head])
 
-    def _on_gpu(self, buffers_only: bool) -> list[_Range]:
-        return zones_of(self.arena.segment, buffers_only) if self.arena.has_gpu else []
+    def _read_device(self, offset: int, size: int, put: Callable[[int, memoryview], None]) -> None:
+        """Read a part of what the arena has on a GPU, then its marks again.
+
+        Raises:
+            Unreached
+        """
+        try:
+            with self._counted(size) as moved:
+                self._line.pass_on("device", (offset, size), put, moved)
+            self._line.read("arena", [self.arena.head])
+        except CudaError:
+            raise  # of the device here
+        except OSError as error:
+            raise Unreached(f"rank {self._rank}: {error}") from error
 
     def _tags(self) -> list[int]:
         return [self.slots.tag(slot) for slot in (START, GATE, END)]

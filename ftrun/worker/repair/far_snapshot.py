@@ -62,7 +62,7 @@ def _line(context: Context) -> far.FarLine:
     where = span.mirror_of(context.rank) if span is not None else None
     if span is None or where is None:
         raise OSError("no other node copies it")
-    return far.FarLine(where, span.secret)
+    return far.FarLine(where, span.secret, far.PATIENCE)
 
 
 def _opened(context: Context, line: far.FarLine) -> Store:

@@ -6,32 +6,30 @@ Ranks of other nodes are asked only where no rank of this node that holds the sa
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ftrun.core.errors import DeviceError, WorkerError
+from ftrun.core.errors import DeviceError
 from ftrun.core.shared.board import Board, F, Head
+from ftrun.core.shared.far import PATIENCE
 from ftrun.core.shared.world import World, newest_world
 from ftrun.worker.link.run_link import Context
 from ftrun.worker.memory.arena import Arena
 from ftrun.worker.memory.segment import Segment, room_for
 from ftrun.worker.repair import transfer
-from ftrun.worker.repair.far_memory import FarMemory, mirrored_slots
+from ftrun.worker.repair.far_memory import FarMemory, Unreached, mirrored_slots
 from ftrun.worker.repair.handover import fetch
 from ftrun.worker.repair.plan import NONE, Peer, Tags
 from ftrun.worker.repair.recovery_points import END, GATE, START, Slots
 
 _FAR = 3  # ranks of other nodes that are asked at once
-_PATIENCE = 1.0  # seconds in which this rank's own slots must come from another node that answers with an error
+_TRIES = 3  # how often this rank's own slots are asked for at least
 _LOOK, _FAR_LOOK = 0.002, 0.01  # seconds between two looks on this node, and at others
 _FAR_AGAIN = 0.1  # seconds between two questions for this rank's own slots
 _T = TypeVar("_T")
-
-
-class Unreached(WorkerError):
-    """Another node cannot be reached any more, or its memory cannot be used from here."""
 
 
 class Superseded(Exception):
@@ -61,7 +59,7 @@ class Memories:
         self._found: dict[int, Memory] = {}
         self._far: dict[int, FarMemory] = {}
         self._refused: dict[int, str] = {}
-        self._asked_again: set[int] = set()
+        self._failed: dict[int, float] = {}  # since when another node's rank has not been reached
 
     def of(self, rank: int) -> Memory:
         """Return the memory of a rank that was reported as kept: the slots, and the arena as far as `with_weights` has brought it.
@@ -81,7 +79,7 @@ class Memories:
         return rank in self._far
 
     def with_weights(self, rank: int, buffers_only: bool = False) -> Memory:
-        """Return the memory of a rank that was reported as kept, with what its arena holds; of one of this node, in host memory.
+        """Return the memory of a rank that was reported as kept, with what its arena holds in host memory.
 
         Raises:
             Unreached
@@ -89,10 +87,9 @@ class Memories:
         far = self._far.get(rank)
         if far is None:
             return self._found[rank]
-        size = far.in_use(buffers_only)
         try:
-            with room_for(size, "a copy from another node"), transfer.counted(self._context, size) as moved:
-                far.read_weights(moved, buffers_only)
+            with room_for(sum(size for _, size in far.arena.in_use(buffers_only)), "a copy from another node"):
+                far.read_weights(buffers_only)
         except (OSError, DeviceError) as error:
             raise Unreached(f"rank {rank}: {error}") from error
         return self._found[rank]
@@ -100,19 +97,10 @@ class Memories:
     def close(self) -> None:
         """Hang up on other nodes, and give what was read of their arenas back. Slots stay: values that were decoded may lie in them."""
         for far in self._far.values():
-            far.close(self._context.cell[F.DEVICE] - 1)
+            far.close()
 
     def refuse(self, rank: int, why: object) -> None:
-        """Note why that rank's memory was of no use.
-
-        The worker that reads a GPU may have died in it: its replacement is asked once more.
-        """
-        far = self._far.get(rank)
-        if far is not None and far.arena.has_gpu and rank not in self._asked_again:
-            self._asked_again.add(rank)
-            far.close(self._context.cell[F.DEVICE] - 1)
-            del self._far[rank], self._found[rank]
-            return
+        """Note why that rank's memory was of no use."""
         self._refused[rank] = f"rank {rank}: {why}"
 
     def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:
@@ -134,7 +122,7 @@ class Memories:
             decision = decide(peers, time.monotonic() - begin)
             if decision is not None:
                 return decision
-            board.worker_bell.wait(seen, _FAR_LOOK if self._far else _LOOK)
+            board.worker_bell.wait(seen, _FAR_LOOK if self._far or self._failed else _LOOK)
 
     def _peer(self, rank: int) -> Peer:
         if rank not in self._found:
@@ -162,17 +150,18 @@ class Memories:
         span, tags, kept = self._world.span, Tags(), False
         address = span.memory_of(rank) if span is not None else None
         try:
-            if address is None:
-                raise OSError("its node does not serve its memory")
-            if rank not in self._far and rank not in self._refused:
-                assert span is not None
-                far = self._far[rank] = FarMemory(address, span.secret, rank)
+            if span is None or address is None:
+                self.refuse(rank, "its node does not serve its memory")
+            elif rank not in self._far and rank not in self._refused:
+                far = self._far[rank] = FarMemory(address, span.secret, rank, functools.partial(transfer.counted, self._context))
                 self._found[rank] = Memory(rank, far.slots, far.arena)
             if rank in self._far and rank not in self._refused:
                 self._far[rank].look()
                 kept, tags = self._far[rank].has_weights(), self._found[rank].tags
         except OSError as error:
-            self.refuse(rank, error)
+            now = time.monotonic()
+            if rank in self._far or now - self._failed.setdefault(rank, now) > PATIENCE:
+                self.refuse(rank, error)
         living = span is None or rank not in span.replaced
         return Peer(rank, tags, living, kept, self._refused.get(rank, ""))
 
@@ -183,13 +172,14 @@ def own_slots(context: Context) -> Segment | None:
     where = span.mirror_of(context.rank) if span is not None else None
     if segment is not None or span is None or where is None:
         return segment
-    deadline = time.monotonic() + _PATIENCE
+    deadline, tries = time.monotonic() + PATIENCE, 0
     while segment is None:
         seen = context.board.worker_bell.count()
         try:
             segment = mirrored_slots(where, span.secret, context.rank)
         except OSError:
-            if time.monotonic() > deadline:
+            tries += 1
+            if tries >= _TRIES and time.monotonic() > deadline:
                 return None
             context.board.worker_bell.wait(seen, _FAR_AGAIN)
     with contextlib.suppress(OSError):  # without an fd store, a replacement of this worker asks the other node again

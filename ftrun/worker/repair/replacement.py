@@ -25,9 +25,10 @@ from ftrun.worker.memory.arena import Arena, Manifest
 from ftrun.worker.memory.log import Damaged
 from ftrun.worker.memory.segment import Segment
 from ftrun.worker.repair import far_snapshot, own_update, pipelines, transfer
+from ftrun.worker.repair.far_memory import Unreached
 from ftrun.worker.repair.handover import fetch, fetch_gpu, use_gpu
 from ftrun.worker.repair.kit import Kit
-from ftrun.worker.repair.memories import Memories, Memory, Superseded, Unreached, own_slots, tags_of
+from ftrun.worker.repair.memories import Memories, Memory, Superseded, own_slots, tags_of
 from ftrun.worker.repair.plan import (
     IF_A_PART,
     NONE,
@@ -436,15 +437,18 @@ class Restorer:
         assert self.context.world is not None
         done, in_time = self._ends(set(range(self.context.world.size)) - {self.context.rank})
         if not in_time:
-            why = f"not every rank completed the update before step {self.resume} within {PEER:.0f} s"
+            why = f"not every rank is known to have completed the update before step {self.resume}, after {PEER:.0f} s"
             raise NoSource(Refusal(why, requeue=True))
         return done
 
     def _ends(self, ranks: Set[int]) -> tuple[list[Slots], bool]:
         found = self._memories.until(ranks, lambda peers, waited: completed(peers, self.resume, waited))
         assert found is not None
-        done, in_time = found
-        return [self._memories.of(rank).slots for rank in done], in_time
+        slots: list[Slots] = []
+        for rank in found[0]:
+            with contextlib.suppress(Unreached):  # a rank that is only compared
+                slots.append(self._memories.of(rank).slots)
+        return slots, found[1] and bool(slots) == bool(found[0])
 
     def _take_updated_buffers(self, replica: Memory, saved: RankState | None = None) -> None:
         """Take the buffers that the update before the resume step wrote; note as inexact those that may differ between ranks.

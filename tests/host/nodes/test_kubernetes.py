@@ -97,6 +97,8 @@ def test_a_pods_account_is_used_and_its_new_token_too(tmp_path: Path) -> None:
         own.token = "second"
         (tmp_path / "token").write_text("second\n")
         one.put("agent.a", {"beat": 2})
+        (tmp_path / "token").write_text("")  # it is just being written
+        one.put("agent.a", {"beat": 2})
         own.token = "third"
         with pytest.raises(UsageError, match="refuses PATCH on leases: Unauthorized; the service account needs a role with get, list"):
             one.put("agent.a", {"beat": 3})

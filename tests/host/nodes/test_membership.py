@@ -11,6 +11,7 @@ import pytest
 from ftrun.core.errors import UsageError
 from ftrun.host.nodes.carriers.carrier import CarrierLost, Record
 from ftrun.host.nodes.membership.member import Member, News
+from ftrun.host.nodes.membership.sights import Sights
 from ftrun.host.nodes.membership.table import RoundTable, root_cause, weight
 from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
@@ -181,6 +182,29 @@ def test_different_node_counts() -> None:
     play.add("b", most=3)
     play.run()
     assert any("--nnodes 2:" in str(agent.error) for agent in play.agents.values())
+
+
+@pytest.mark.parametrize(
+    ("most", "terms", "rank", "told"),
+    [
+        (4, {"snapshot_every": 9}, None, "--snapshot-every 0, this one with --snapshot-every 9"),
+        (2, {"keep_alive": 60.0}, None, "--rdzv-conf keep_alive=5, this one with --rdzv-conf keep_alive=60"),
+        (2, {}, 0, "node rank 0 is taken by host-b"),
+    ],
+)
+def test_who_comes_with_other_options_is_refused_and_ends_nobody(most: int, terms: dict[str, Any], rank: int | None, told: str) -> None:
+    play = Play(2, most, by_rank=rank is not None, last_call=1.0, max_restarts=1, keep_alive=5.0)
+    for at, who in enumerate("bc"):
+        play.add(who, rank=None if rank is None else at)
+    play.run()
+    play.add("a", rank=rank, **terms)
+    play.run()
+    assert told in str(play.agents["a"].error)
+    play.agents["b"].fail(0)
+    play.add("d", rank=rank, **terms)
+    play.run(10.0)
+    assert told in str(play.agents["d"].error)
+    assert play.the_world("b", "c") == (1, ["b", "c"], 1)
 
 
 def test_a_failure_is_charged_once_and_places_stay() -> None:
@@ -354,6 +378,18 @@ def test_what_a_dead_run_left() -> None:
     assert "stale" in play.agents["c"].kinds()
 
 
+def test_other_options_than_those_of_a_dead_run() -> None:
+    play = Play(2, 2, keep_alive=10.0, spares=1)
+    for who in "ab":
+        play.add(who)
+    play.run()
+    play.frozen |= {"a", "b"}
+    for who in "cd":
+        play.add(who, snapshot_every=9)
+    play.run(14.0)
+    assert play.the_world("c", "d") == (1, ["c", "d"], 0)
+
+
 def test_a_break_before_the_store_is_up() -> None:
     play = Play(2, 2, keep_alive=5.0)
     a, b = play.add("a"), play.add("b")
@@ -438,6 +474,14 @@ def test_silence_counts_from_when_a_beat_was_seen_not_from_when_the_look_began()
         play.run(STEP)
         assert play.t < last + 7.0
     assert play.t - last > 5.0
+
+
+def test_a_look_of_the_same_time_is_no_later_one() -> None:
+    """A beat that came late in a slow look counts from the look after it."""
+    sights = Sights("a", MemberTerms(1, 2, keep_alive=5.0), 0.0)
+    for beat, now in ((1, 0.0), (2, 1.0), (2, 1.0), (2, 5.0)):
+        sights.look({"agent.b": {"beat": beat, "state": "in", "round": 0}}, now)
+    assert sights.silent("b") == 0.0
 
 
 class Full(Memory):

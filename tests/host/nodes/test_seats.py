@@ -103,6 +103,32 @@ def test_each_node_knows_where_the_one_before_it_serves_its_memory() -> None:
     assert told("c") == ("a", "s", "c", 1, "addr-s", 4714) and told("s") == ("a", "s", "c", 0, "addr-a", 4711)
 
 
+def test_one_with_other_options_takes_no_place() -> None:
+    play = play_of(waiting="")
+    other = play.add("c", spares=0, keep_alive=60.0)
+    other.member._compare_terms = lambda *_: None  # type: ignore[method-assign]  # as long as it has not seen the others move
+    play.run()
+    play.add("s")
+    play.run(1.0)
+    play.frozen.add("b")
+    play.run(LOST)
+    assert members(newest(play.agents["a"], "stops")) == ["a", "s"]
+
+
+def test_who_takes_a_place_again_hears_again_whose_snapshots_it_copies() -> None:
+    """Its fd store may be another one by then."""
+    play = play_of()
+    play.frozen.add("b")
+    play.run(LOST)
+    play.frozen.remove("b")
+    play.run()
+    del play.agents["b"].before
+    play.frozen.add("s")
+    play.run(LOST)
+    assert members(play.agents["b"].ready()) == ["a", "b"]
+    assert members(play.agents["b"].before) == ["a", "b"]
+
+
 def test_all_answer_for_the_new_member() -> None:
     play = play_of()
     play.frozen.add("b")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from ftrun.core.errors import FtrunError
+from ftrun.core.errors import FtrunError, UsageError
 
 Record = dict[str, Any]
 OVER = "over"  # the record that ends a run for everyone
@@ -33,6 +33,10 @@ def session(numbers: Iterable[int], is_over: Callable[[int], bool]) -> tuple[int
 
 class CarrierLost(FtrunError):
     """The records are out of reach for good; the message says where they were and what to check."""
+
+
+class Denied(UsageError):
+    """The service refuses a request. Of one that granted others that may pass: its rules may just be loaded anew, or a token renewed."""
 
 
 class Carrier(Protocol):

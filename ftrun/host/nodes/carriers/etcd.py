@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
 from ftrun.host.nodes.carriers.addresses import outbound_address, split_endpoint
-from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Record, session
+from ftrun.host.nodes.carriers.carrier import OVER, CarrierLost, Denied, Record, session
 from ftrun.host.nodes.carriers.web import Line, client_tls
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Gateway:
 
         Raises:
             OSError: If no member answers, or none can at the moment.
-            UsageError: If etcd does not know the user, or what answers is no etcd.
+            Denied: If etcd does not know the user, or what answers is no etcd.
         """
         trouble: Exception = OSError("no member")
         for number in range(len(self._etcd.members) + 1):
@@ -113,7 +113,7 @@ class Gateway:
             except _Refused as error:
                 if error.code in (_INVALID, _DENIED, _UNAUTHENTICATED):
                     who = f"user {self._etcd.user}" if self._etcd.user else "a request without a user (--rdzv-conf user=NAME:PASSWORD)"
-                    raise UsageError(f"{self._etcd.where} refuses {who}: {error}") from None
+                    raise Denied(f"{self._etcd.where} refuses {who}: {error}") from None
                 trouble = error  # this member has no leader, no room, or is just starting
             except (OSError, ValueError) as error:
                 trouble = error
@@ -154,7 +154,7 @@ class Gateway:
         if not isinstance(raw, dict):
             if status >= 500:
                 raise OSError(f"HTTP {status} from {line.where}")  # a proxy before an etcd that is down
-            raise UsageError(
+            raise Denied(
                 f"what listens on {line.where} does not answer as etcd 3.4 or later does (HTTP {status}); is --rdzv-endpoint the client "
                 "port of etcd, and is its gRPC gateway on?"
             )
@@ -174,7 +174,7 @@ class Gateway:
 
 
 class Etcd:
-    """A carrier in etcd. Each method may also raise UsageError, if etcd refuses the request."""
+    """A carrier in etcd. Each method may also raise Denied, if etcd refuses the request."""
 
     serves = False
 

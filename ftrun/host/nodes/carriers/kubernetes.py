@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ftrun.core.errors import UsageError
 from ftrun.core.shape import loads
 from ftrun.host.nodes.carriers.addresses import split_endpoint
-from ftrun.host.nodes.carriers.carrier import OVER, Record, session
+from ftrun.host.nodes.carriers.carrier import OVER, Denied, Record, session
 from ftrun.host.nodes.carriers.web import Line, client_tls
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Api:
     def __init__(self, found: KubernetesTerms, patience: float) -> None:
         self._terms = found
         self._line = Line(found.host, found.port, found.tls, min(_ATTEMPT, max(0.5, patience / 3)))
+        self._token = ""  # as it was last read
         self._path = f"/apis/{_GROUP}/namespaces/{found.namespace}/leases"
 
     def ask(self, method: str, name: str = "", body: Mapping[str, Any] | None = None, query: str = "") -> tuple[int, Record]:
@@ -113,13 +114,14 @@ class Api:
 
         Raises:
             OSError: If the API does not answer, or cannot at the moment.
-            UsageError: If it refuses this service account, or what answers is no such API.
+            Denied: If it refuses this service account, or what answers is no such API.
         """
         path = self._path + (f"/{name}" if name else "") + query
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Content-Type": kind, "Accept": "application/json"}
         if self._terms.token is not None:  # it is renewed every hour
-            headers["Authorization"] = f"Bearer {_first_line(self._terms.token)}"
+            self._token = _first_line(self._terms.token) or self._token
+            headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
         try:
             try:
@@ -137,17 +139,17 @@ class Api:
             raw = None
         why = str(raw.get("message", "")) if isinstance(raw, dict) else ""
         if status in (401, 403):
-            raise UsageError(
+            raise Denied(
                 f"{self._terms.where} refuses {method} on leases: {why or f'HTTP {status}'}; the service account needs a role with get, "
                 f"list, create, patch and delete on leases in {_GROUP.partition('/')[0]}"
             )
         if status >= 500 or status in (408, 429) or (status == _CONFLICT and method == "PATCH"):
             raise OSError(f"{self._terms.where} does not answer: {why or f'HTTP {status}'}")
         if status == 422:
-            raise UsageError(f"{self._terms.where} refuses a record of this run: {why}")
+            raise Denied(f"{self._terms.where} refuses a record of this run: {why}")
         granted = status in (_OK, _CREATED) or (status == _NOT_FOUND and named) or (status == _CONFLICT and method == "POST")
         if not isinstance(raw, dict) or not granted:
-            raise UsageError(f"what answers as {self._terms.where} has no {_GROUP}: {why or f'HTTP {status}'}")
+            raise Denied(f"what answers as {self._terms.where} has no {_GROUP}: {why or f'HTTP {status}'}")
         return raw
 
     def local_addr(self) -> str:
@@ -159,7 +161,7 @@ class Api:
 
 
 class Kubernetes:
-    """A carrier in the Kubernetes API. Each method may also raise UsageError, if the API refuses the request."""
+    """A carrier in the Kubernetes API. Each method may also raise Denied, if the API refuses the request."""
 
     serves = False
 

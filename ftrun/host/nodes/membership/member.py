@@ -84,7 +84,7 @@ class Member:
         self._on_news = on_news
         self._bells = bells
         self._view: Mapping[str, Record] = {}
-        self._sights = Sights(me.id, terms.keep_alive, now)
+        self._sights = Sights(me.id, terms, now)
         self._takers = Takers(carrier, me, terms, self._sights)
         self._state = "joining"
         self._about = 0  # the round that our record is about
@@ -362,8 +362,8 @@ class Member:
             self._last_call_since = None
         joiners = self._sights.joiners(target)
         spare = self._terms.spares > 0 and not broken
-        known = [*joiners, *(member.id for member in last.members)] if last is not None and spare else joiners
-        check_terms(self._me, self._terms, (record for who in known if who != self._me.id and (record := self._record(who))))
+        if self._left < 0:
+            self._compare_terms(last, broken, target)
         if broken:
             self._form(last, target, joiners, now)
         elif last is not None and all(self._sights.vanished(m.id) for m in last.members):
@@ -375,6 +375,16 @@ class Member:
         self._report_waiting(target, joiners, last if spare else None)
         if now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
+
+    def _compare_terms(self, last: RoundTable | None, broken: bool, target: int) -> None:
+        """Compare this agent, which was in no round, with those of the last one; if none of them lives, with the others that wait.
+
+        Raises:
+            UsageError
+        """
+        members = [member.id for member in last.members if self._sights.lives(member.id)] if last is not None else []
+        others = members if members or not broken else self._sights.waiting(target)
+        check_terms(self._me, self._terms, map(self._record, others), members=bool(members))
 
     def _has_place(self, last: RoundTable) -> bool:
         """Does this agent belong to the newest round, which it has not left?"""
@@ -412,10 +422,12 @@ class Member:
         missing = [who for who in before if who not in joiners and not self._sights.vanished(who)]
         if missing or not self._enough(joiners, bool(before), now):
             return
+        eldest = sorted(joiners, key=lambda who: (places.get(who, late), self._sights.order(who)))
         if self._terms.by_rank:
-            order = sorted(joiners, key=lambda who: self._about_node(who)["node_rank"])
+            of_rank = {self._about_node(who)["node_rank"]: who for who in reversed(eldest)}
+            order = [of_rank[rank] for rank in sorted(of_rank)]
         else:
-            first = sorted(joiners, key=lambda who: (places.get(who, late), self._sights.order(who)))[: self._terms.most]
+            first = eldest[: self._terms.most]
             order = sorted(first, key=lambda who: (places.get(who, late), natural(self._about_node(who)["host"]), natural(who)))
         gone = [m for m in last.members if self._sights.vanished(m.id)] if last is not None else []
         reason = self._why(last, joiners) if last is not None else {}
@@ -458,7 +470,7 @@ class Member:
     def _enter(self, table: RoundTable) -> None:
         self._table, self._ready, self._hosting, self._together, self._drains = table, False, False, None, None
         self._about, self._state, self._dirty = table.round, "in", True
-        self._met_at = ""
+        self._met_at, self._before = "", {}
         if self._bells is not None:
             self._bells.use(table.secret)
 

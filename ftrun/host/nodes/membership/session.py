@@ -13,7 +13,7 @@ from typing import Any
 
 from ftrun.core.errors import EXIT_FAILED, EXIT_USAGE, FtrunError, UsageError
 from ftrun.core.shared import lease
-from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Record
+from ftrun.host.nodes.carriers.carrier import Carrier, CarrierLost, Denied, Record
 from ftrun.host.nodes.membership.bells import Bells
 from ftrun.host.nodes.membership.guardian import Guardian
 from ftrun.host.nodes.membership.member import Member, News
@@ -21,6 +21,7 @@ from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
 _IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world, or a tenth of the usual pause if that is longer
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
+_LOOKING = ("next_round", "claims", "withdraws", "gives_up")  # orders that begin with a look, and need to know when it began
 _PARTING = 8.0  # seconds that `close` waits for the thread
 
 # Opens the carrier, and says where the others reach this machine; None when stopped meanwhile (the first argument). The second one is
@@ -64,7 +65,7 @@ class Session:
     # -- orders, from the agent's thread -----------------------------------------------------------------------------
 
     def next_round(self, failure: Record | None) -> None:
-        self._orders.put(("next_round", (failure, time.monotonic())))
+        self._orders.put(("next_round", (failure,)))
 
     def store_up(self, host: str, port: int) -> None:
         self._orders.put(("store_up", (host, port)))
@@ -76,13 +77,13 @@ class Session:
         self._orders.put(("asks", (request,)))
 
     def claims(self, number: int) -> None:
-        self._orders.put(("claims", (number, time.monotonic())))
+        self._orders.put(("claims", (number,)))
 
     def withdraws(self, record: Record, drained: bool) -> None:
-        self._orders.put(("withdraws", (record, drained, time.monotonic())))
+        self._orders.put(("withdraws", (record, drained)))
 
     def gives_up(self, number: int) -> None:
-        self._orders.put(("gives_up", (number, time.monotonic())))
+        self._orders.put(("gives_up", (number,)))
 
     def stops(self, number: int, incident: int, why: Record) -> None:
         self._orders.put(("stops", (number, incident, why)))
@@ -149,13 +150,14 @@ class Session:
     def _follow(self, carrier: Carrier, me: Me, bells: Bells, guardian: Guardian) -> None:
         member = Member(carrier, me, self._terms, self._shown, self._on_news, time.monotonic(), bells)
         trouble = 0.0  # when the carrier first failed, 0 = it works
+        worked = False  # ever
         order: tuple[str, tuple[Any, ...]] | None = None
         while True:
             try:
                 order = order or self._next_order(0.0)
                 while order is not None:
                     name, args = order
-                    getattr(member, name)(*args)
+                    getattr(member, name)(*args, *((time.monotonic(),) if name in _LOOKING else ()))
                     if name == "leave":
                         return
                     order = self._next_order(0.0)
@@ -164,13 +166,15 @@ class Session:
                 if member.beat(time.monotonic()):
                     self._on_beat(begun)
                 guardian.listen(member.neighbour)
-                trouble = 0.0
-            except OSError as error:
+                trouble, worked = 0.0, True
+            except (OSError, Denied) as error:
+                if isinstance(error, Denied) and not worked:
+                    raise
                 # an order that failed is tried again
                 now = time.monotonic()
                 trouble = trouble or now
                 if now - trouble > self._terms.keep_alive or self._closing:
-                    raise CarrierLost(f"the rendezvous cannot be reached: {error.strerror or error}") from None
+                    raise CarrierLost(f"the rendezvous cannot be reached: {getattr(error, 'strerror', '') or error}") from None
             if member.over and not self._closing:
                 member.leave()
                 return

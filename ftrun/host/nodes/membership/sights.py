@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftrun.host.nodes.carriers.carrier import Record
+from ftrun.host.nodes.membership.terms import MemberTerms, fits
 
 _UNSEEN = 0.25  # the most of `keep_alive` that the time between two looks counts as silence of the others
 
@@ -26,11 +27,12 @@ class _Sight:
 
 
 class Sights:
-    """What agent `me` saw of the others. `keep_alive`: seconds without a change after which one counts as gone."""
+    """What agent `me` saw of the others. After `terms.keep_alive` seconds without a change one counts as gone."""
 
-    def __init__(self, me: str, keep_alive: float, now: float) -> None:
+    def __init__(self, me: str, terms: MemberTerms, now: float) -> None:
         self._me = me
-        self._keep_alive = keep_alive
+        self._terms = terms
+        self._keep_alive = terms.keep_alive
         self._now = now
         self._view: Mapping[str, Record] = {}
         self._seen: dict[str, _Sight] = {}
@@ -41,7 +43,8 @@ class Sights:
         return len(self._seen)
 
     def look(self, view: Mapping[str, Record], now: float) -> None:
-        """Take in the records as they are now."""
+        """Take in the records as they are now; `now`: when the look at them began."""
+        later = now > self._now
         unseen = max(0.0, now - self._now - self._keep_alive * _UNSEEN)
         self._view, self._now = view, now
         for sight in self._seen.values():
@@ -56,9 +59,9 @@ class Sights:
                 continue
             sight = self._seen[who]
             new = sight.beat != beat
-            if new or sight.new:  # the look that saw a beat may have begun before the beat: what counts begins with the next one
+            if new or (sight.new and later):  # the look that saw a beat may have begun before it: what counts begins with the next one
                 sight.changed = now
-            sight.beat, sight.new, sight.moved = beat, new, sight.moved or new
+            sight.beat, sight.new, sight.moved = beat, new or (sight.new and not later), sight.moved or new
 
     def ended(self, who: str) -> None:
         """Take in the word of an agent's guardian: its launcher and its ranks have ended."""
@@ -76,9 +79,17 @@ class Sights:
             return not record
         return self._now - sight.changed > self._keep_alive
 
+    def waiting(self, target: int) -> list[str]:
+        """Return the other living agents that wait for round `target`, in the order in which they came."""
+        return [who for who in self._seen if self._waits(who, target)]
+
     def joiners(self, target: int) -> list[str]:
-        """Return the living agents that wait for round `target`, this one first, then in the order in which they came."""
-        return [self._me, *(who for who in self._seen if self._waits(who, target))]
+        """Return this agent, then those of `waiting` whose terms fit."""
+        return [self._me, *(who for who in self.waiting(target) if fits(self._terms, self._record(who)))]
+
+    def lives(self, who: str) -> bool:
+        """Was an agent seen to move, and not long ago?"""
+        return who in self._seen and self._seen[who].moved and not self.vanished(who)
 
     def order(self, who: str) -> int:
         """Return the place of an agent among all, in the order in which they came; this one's is -1."""
@@ -93,7 +104,7 @@ class Sights:
     def _waits(self, who: str, target: int) -> bool:
         record = self._record(who)
         waits = record.get("state") == "joining" and record.get("round") == target
-        return waits and self._seen[who].moved and not self.vanished(who)
+        return waits and self.lives(who)
 
     def _record(self, who: str) -> Record:
         return self._view.get(f"agent.{who}", {})

@@ -62,8 +62,16 @@ def shared_terms(terms: MemberTerms) -> Record:
     return {"version": VERSION} | {name: getattr(terms, name) for _, names in _SAME for name in names}
 
 
-def check_terms(me: Me, terms: MemberTerms, others: Iterable[Record]) -> None:
-    """Compare the options of other agents, as their records have them, with this one's. Raises UsageError if they do not fit together."""
+def fits(terms: MemberTerms, record: Record) -> bool:
+    """Can the agent of this record take part where these terms hold?"""
+    return all(record.get(name) == value for name, value in shared_terms(terms).items())
+
+
+def check_terms(me: Me, terms: MemberTerms, others: Iterable[Record], members: bool) -> None:
+    """Compare the options of other agents, as their records have them, with this one's. Raises UsageError if they do not fit together.
+
+    `members`: the others are at work already, and this one is not.
+    """
     mine = shared_terms(terms)
     for record in others:
         if record.get("version") != VERSION:
@@ -75,5 +83,5 @@ def check_terms(me: Me, terms: MemberTerms, others: Iterable[Record]) -> None:
                     f"node {record.get('host')} was started with {option.format(*theirs)}, this one with {option.format(*ours)}; "
                     "use the same on every node, also on spare ones"
                 )
-        if terms.by_rank and record.get("node_rank") == me.node_rank and str(record.get("id")) < me.id:
+        if terms.by_rank and record.get("node_rank") == me.node_rank and (members or str(record.get("id")) < me.id):
             raise UsageError(f"node rank {me.node_rank} is taken by {record.get('host')}; give every node another --node-rank")
