@@ -60,6 +60,11 @@ def open_far(address: tuple[str, int], rank: int = 5, secret: str = SECRET) -> F
     return FarMemory(address, secret, rank, Pieces().counted)
 
 
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far, "PATIENCE", 0.3)
+
+
 @pytest.fixture
 def node() -> Iterator[Node]:
     one = Node()
