@@ -121,10 +121,6 @@ def settings(values: Values, script: str, args: tuple[str, ...], config: ConfigF
     both = [s.name for s in values["signals-to-handle"] if s in (values["forward-signals"] or ())]
     if both:
         raise UsageError(f"{both[0]} cannot end the run and be only forwarded: take it out of --signals-to-handle")
-    if values["random-faults"] and values["nnodes"][1] > 1:
-        raise UsageError(
-            "--random-faults works on one node only: in a world of several nothing is repaired in place yet"
-        )
     if values["virtual-local-rank"]:
         virtual_variables(gpus or os.environ.get("CUDA_VISIBLE_DEVICES"), values["nproc-per-node"] - 1)
     if os.path.exists(values["log-dir"]) and not os.path.isdir(values["log-dir"]):

@@ -95,6 +95,18 @@ def test_shards_of_a_lost_node_come_from_the_copies_of_its_host_snapshots(folder
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "options", "warned"),
+    [(("--layout", "fsdp"), (), True), (("--layout", "fsdp"), EVERY_4, False), (sharding.HSDP, (), False)],
+)
+def test_shards_that_only_one_node_has_are_told_of(layout: tuple[str, ...], options: tuple[str, ...], warned: bool, folder: Path) -> None:
+    outcomes = over_nodes.end(begin(folder, ("--steps", "60", *layout), (), options, script=sharding.SCRIPT), timeout=sharding.SLOW)
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0]
+    told = ["every copy of this rank's part of the model is on node 0" in outcome.output for outcome in outcomes]
+    assert told == [warned, False, False]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("every", ["1", "7"])
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("phase", ["forward", "gate", "update", "idle"])

@@ -252,6 +252,15 @@ def test_ranks_die_at_random(nodes: tuple[int, ...], seed: int, folder: Path, st
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_random_faults(folder: Path, stock: Stock) -> None:
+    steps = ("--steps", "60")
+    outcomes = over_nodes.end(over_nodes.begin(folder, steps, options=("--random-faults", "0.1", "--fault-seed", "3")))
+    all_exact(outcomes, stock(*steps))
+    struck = [note["fired"]["rank"] for outcome in outcomes for note in outcome.notes("fault")]
+    assert {rank // 2 for rank in struck} == {0, 1}, struck
+
+
 def test_what_only_another_node_knows_makes_the_result_not_known(folder: Path) -> None:
     """The survivor drew behind the body in which rank 1 died, its replacement does not, and nobody on node 1 could tell."""
     script = harness.SCRIPTS / "draws_behind.py"

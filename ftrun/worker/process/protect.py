@@ -213,6 +213,7 @@ def _guard(
     else:
         assembly.lay_out(kit)
         _tell_of_no_replica(context, state)
+        _tell_of_copies_on_one_node(context, state)
     loop = observers.watched_loop(kit)
     compiling.stay_out()
     compiling.excuse(context)
@@ -233,6 +234,21 @@ def _tell_of_no_replica(context: Context, state: ProtectedState) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _tell_of_copies_on_one_node(context: Context, state: ProtectedState) -> None:
+    """Warn if the loss of a node would take every copy of a shard with it, although a spare node waits."""
+    world = context.world
+    if context.rank != 0 or world is None or world.span is None or not world.span.mirrored or context.snapshot_every > 0:
+        return
+    if (state.is_sharded or has_a_part(state.tensors)) and state.holders.of_everything() <= world.here:
+        print(
+            f"ftrun: every copy of this rank's part of the model is on node {world.span.node}: if that node is lost, all ranks restart "
+            "from the checkpoint. With --snapshot-every K the next node has a copy of each host snapshot; a layout with replicas on other "
+            "nodes (HSDP) needs none",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _each(value: Any, kind: type, name: str) -> list[Any]:
