@@ -149,9 +149,8 @@ class Trigger:
             if request.op in (requests.DEVICE, requests.MOVE):
                 continue
             if request.op == requests.RANDOM:
-                world_size = board[Head.WORLD_SIZE]
-                first = request.step or 0
-                dice = Dice(request.rate, request.seed, world_size, request.kind, request.argument, first)
+                first, ranks = request.step or 0, int(os.environ["WORLD_SIZE"])  # of all nodes
+                dice = Dice(request.rate, request.seed, ranks, request.kind, request.argument, first)
                 self._dice = [*(d for d in self._dice if d.seed != request.seed), dice] if request.rate else []
                 self._thrown = -1
             else:

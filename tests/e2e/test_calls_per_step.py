@@ -16,8 +16,8 @@ RANKS = 2
 # Calls that depend on how long something takes: a look every 20 ms, a rank that is woken at its gate or opens it, and the end of a
 # collective, which is the backend's thread's, or this one's where it had ended already.
 BY_TIME = (
-    "worker/step/stop_hooks.py:look", "core/traced_away.py:", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/board.py:",
-    "worker/step/same_gate.py:", "worker/step/replica_check.py:may_open", "worker/link/run_link.py:world",
+    "worker/step/stop_hooks.py:look", "core/traced_away.py:", "worker/step/gate.py:", "core/shared/gate.py:", "core/shared/bell.py:",
+    "core/shared/board.py:", "worker/step/same_gate.py:", "worker/step/replica_check.py:may_open", "worker/link/run_link.py:world",
     "worker/link/observer.py:tell",
     "worker/link/run_link.py:stop_pending", "worker/link/run_link.py:cut_short",
     "worker/comm/work.py:_ended", "worker/comm/work.py:complete", "worker/comm/process_group.py:ended", "worker/comm/on_board.py:left",

@@ -18,7 +18,6 @@ HMAC of its place and bytes behind it: slots are read by `marshal`, which a stra
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import hmac
@@ -213,14 +212,17 @@ class FarLine:
 
     def _anew(self, trouble: _Trouble, error: OSError) -> None:
         """Connect again, unless that has been of no use for too long: then raise the error."""
-        now = time.monotonic()
-        trouble.since = now if trouble.since is None else trouble.since
-        if now - trouble.since > PATIENCE:
-            raise error
+        trouble.since = time.monotonic() if trouble.since is None else trouble.since
         self._sock.close()
-        time.sleep(_AGAIN)
-        with contextlib.suppress(OSError):  # the next question fails at once
-            self._sock, self._challenge = self._connected()
+        while time.monotonic() - trouble.since <= PATIENCE:
+            time.sleep(_AGAIN)
+            try:
+                self._sock, self._challenge = self._connected()
+            except OSError as failed:
+                error = failed
+                continue
+            return
+        raise error
 
 
 @dataclass

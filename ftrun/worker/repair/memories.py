@@ -59,7 +59,8 @@ class Memories:
         self._found: dict[int, Memory] = {}
         self._far: dict[int, FarMemory] = {}
         self._refused: dict[int, str] = {}
-        self._failed: dict[int, float] = {}  # since when another node's rank has not been reached
+        self._failed: dict[int, float] = {}  # since when another node's rank has not been reached: it is asked again after all others
+        self._asked_again: set[int] = set()
 
     def of(self, rank: int) -> Memory:
         """Return the memory of a rank that was reported as kept: the slots, and the arena as far as `with_weights` has brought it.
@@ -100,7 +101,16 @@ class Memories:
             far.close()
 
     def refuse(self, rank: int, why: object) -> None:
-        """Note why that rank's memory was of no use."""
+        """Note why that rank's memory was of no use.
+
+        The worker that reads a GPU may have died in it: its replacement is asked once more.
+        """
+        far = self._far.get(rank)
+        if far is not None and far.arena.has_gpu and rank not in self._asked_again:
+            self._asked_again.add(rank)
+            far.close()
+            del self._far[rank], self._found[rank]
+            return
         self._refused[rank] = f"rank {rank}: {why}"
 
     def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:
@@ -143,11 +153,12 @@ class Memories:
         order = sorted(ranks - here, key=lambda rank: (rank in dead, rank < mine, rank))
         some = [rank for rank in order if rank not in self._refused]
         some = [rank for rank in some if rank not in dead] or some
+        some = [rank for rank in some if rank not in self._failed] or some
         turn = sorted(here).index(mine) % max(1, len(some))
         return (some[turn:] + some[:turn])[:_FAR] or order[:1]
 
     def _far_peer(self, rank: int) -> Peer:
-        span, tags, kept = self._world.span, Tags(), False
+        span, tags, kept, begin = self._world.span, Tags(), False, time.monotonic()
         address = span.memory_of(rank) if span is not None else None
         try:
             if span is None or address is None:
@@ -159,11 +170,11 @@ class Memories:
                 self._far[rank].look()
                 kept, tags = self._far[rank].has_weights(), self._found[rank].tags
         except OSError as error:
-            now = time.monotonic()
-            if rank in self._far or now - self._failed.setdefault(rank, now) > PATIENCE:
+            if rank in self._far or begin - self._failed.setdefault(rank, begin) > PATIENCE:
                 self.refuse(rank, error)
+        pending = rank in self._failed and rank not in self._far
         living = span is None or rank not in span.replaced
-        return Peer(rank, tags, living, kept, self._refused.get(rank, ""))
+        return Peer(rank, tags, living, kept, self._refused.get(rank, ""), pending)
 
 
 def own_slots(context: Context) -> Segment | None:

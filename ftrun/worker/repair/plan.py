@@ -85,13 +85,17 @@ class Tags:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another rank. `living`: it may complete its update. `kept`: its memory is at hand. `refused`: why that was of no use."""
+    """Another rank. `living`: it may complete its update. `kept`: its memory is at hand. `refused`: why that was of no use.
+
+    `pending`: its node was not reached, and is asked again.
+    """
 
     rank: int
     tags: Tags = Tags()
     living: bool = True
     kept: bool = True
     refused: str = ""
+    pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,8 +232,8 @@ def _first(facts: Evidence, holds: Callable[[Tags], bool]) -> Peer | Refusal | N
     for peer in order:
         if peer.kept and holds(peer.tags):
             return peer
-    if facts.waited <= PEER and any(not peer.kept and holds(peer.tags) for peer in order):
-        return None  # memory on a GPU of another node, which can be read when the rank's replacement has adopted it
+    if facts.waited <= PEER and any(peer.pending or (not peer.kept and holds(peer.tags)) for peer in order):
+        return None  # also memory on a GPU of another node, which can be read when the rank's replacement has adopted it
     if not order and facts.peers:
         return Refusal("; ".join(peer.refused for peer in facts.peers), IF_A_PART, (SNAPSHOTS,))
     if not any(peer.living for peer in order):

@@ -281,12 +281,7 @@ class Restorer:
         transfer.peer_copy(self.context, to, source, gpu)
 
     def _take_buffers(self, replica: Memory) -> None:
-        """Take the replica's buffers, as of the start of the step, where this rank's own are lost."""
-        mine, theirs = self.state.arena, replica.arena
-        offset, size = theirs.volatile
-        mine.reserve("volatile", max(0, size - mine.volatile[1]))
-        native.copy(mine.segment.address + offset, theirs.segment.address + offset, size)
-        mine.copy_gpu_from(theirs, "volatile", self._copy_on_gpu)
+        """Make of the replica's buffers those of the start of the step, where this rank's own are lost."""
         if replica.slots.tag(START) == self.resume:
             self.state.rewind_buffers()
         if self.state.buffers:
@@ -379,6 +374,11 @@ class Restorer:
         begin = time.monotonic_ns()
         moved = transfer.peer_copy(self.context, mine, theirs)
         gpu_bytes = own.copy_gpu_from(source, "committed", self._copy_on_gpu)
+        if self._lost_buffers:
+            offset, size = source.volatile
+            own.reserve("volatile", max(0, size - own.volatile[1]))
+            native.copy(own.segment.address + offset, source.segment.address + offset, size)
+            own.copy_gpu_from(source, "volatile", self._copy_on_gpu)
         transfer.tell(self.context, [Move(RELOAD, replica.rank, begin, time.monotonic_ns())])
         if source.seal != self.resume:
             raise NoSource("its memory changed while it was copied")
@@ -435,20 +435,23 @@ class Restorer:
             Superseded
         """
         assert self.context.world is not None
-        done, in_time = self._ends(set(range(self.context.world.size)) - {self.context.rank})
-        if not in_time:
-            why = f"not every rank is known to have completed the update before step {self.resume}, after {PEER:.0f} s"
+        done, doubt = self._ends(set(range(self.context.world.size)) - {self.context.rank})
+        if doubt:
+            why = f"not every rank is known to have completed the update before step {self.resume}: {doubt}"
             raise NoSource(Refusal(why, requeue=True))
         return done
 
-    def _ends(self, ranks: Set[int]) -> tuple[list[Slots], bool]:
+    def _ends(self, ranks: Set[int]) -> tuple[list[Slots], str]:
+        """Return what tells of the update before the resume step, and why some of it is missing."""
         found = self._memories.until(ranks, lambda peers, waited: completed(peers, self.resume, waited))
         assert found is not None
-        slots: list[Slots] = []
+        slots, doubt = [], "" if found[1] else f"one that lives did not in {PEER:.0f} s"
         for rank in found[0]:
-            with contextlib.suppress(Unreached):  # a rank that is only compared
+            try:
                 slots.append(self._memories.of(rank).slots)
-        return slots, found[1] and bool(slots) == bool(found[0])
+            except Unreached as error:
+                doubt = str(error)
+        return slots, doubt
 
     def _take_updated_buffers(self, replica: Memory, saved: RankState | None = None) -> None:
         """Take the buffers that the update before the resume step wrote; note as inexact those that may differ between ranks.

@@ -115,6 +115,17 @@ def test_one_with_other_options_takes_no_place() -> None:
     assert members(newest(play.agents["a"], "stops")) == ["a", "s"]
 
 
+def test_a_record_that_is_missing_for_a_moment_ends_no_spare_node() -> None:
+    play = play_of()
+    kept = play.memory.records.pop("agent.a")
+    play.frozen |= {"a", "b"}
+    play.run(0.3)
+    play.memory.records["agent.a"] = kept
+    play.frozen.clear()
+    play.run()
+    assert play.agents["s"].error is None
+
+
 def test_who_takes_a_place_again_hears_again_whose_snapshots_it_copies() -> None:
     """Its fd store may be another one by then."""
     play = play_of()

@@ -135,6 +135,14 @@ def test_one_kept_replica_is_waited_for() -> None:
     assert plan(facts) is None
 
 
+def test_a_node_that_is_not_reached_is_waited_for_and_another_one_is_not_kept_waiting() -> None:
+    silent, there = Peer(1, kept=False, pending=True), Peer(2, Tags(RESUME, RESUME))
+    facts = Evidence(RESUME, Tags(), (silent,), waited=KEPT + 1)
+    assert plan(facts) is None
+    found = plan(dataclasses.replace(facts, peers=(silent, there)))
+    assert isinstance(found, Sources) and found.replica == there.rank
+
+
 @pytest.mark.parametrize("living", [True, False])
 def test_memory_that_a_replacement_is_about_to_adopt_is_waited_for(living: bool) -> None:
     """It is on a GPU of another node: whole, and nobody reads it yet."""

@@ -384,7 +384,7 @@ class Member:
         """
         members = [member.id for member in last.members if self._sights.lives(member.id)] if last is not None else []
         others = members if members or not broken else self._sights.waiting(target)
-        check_terms(self._me, self._terms, map(self._record, others), members=bool(members))
+        check_terms(self._me, self._terms, filter(None, map(self._record, others)), members=bool(members))
 
     def _has_place(self, last: RoundTable) -> bool:
         """Does this agent belong to the newest round, which it has not left?"""
