@@ -223,14 +223,16 @@ def test_every_replica_dies_in_its_update_on_every_node(folder: Path, stock: Sto
 
 
 @pytest.mark.slow
-def test_nodes_without_a_snapshot_in_common_end_as_without_snapshots(folder: Path) -> None:
-    """Node 0 takes none."""
-    told = ("--steps", "8", "--layout", "fsdp")
-    options = ("--snapshot-every", "{node}")
-    begun = over_nodes.begin(folder, told, [kill(1, "update", 5)], nodes=(1, 1), script=sharding.SCRIPT, options=options)
-    outcomes = over_nodes.end(begun, ranks=0, timeout=sharding.SLOW)
-    assert [outcome.code for outcome in outcomes] == [75, 75], outcomes[0].tail()
-    assert all("the nodes have no host snapshot of one step in common" in outcome.output for outcome in outcomes), outcomes[0].tail()
+def test_nodes_with_different_options_do_not_begin(folder: Path) -> None:
+    """Who sees the other one ends; if that is one of them, the other one goes on waiting for a node."""
+    begun = over_nodes.begin(folder, ("--steps", "8"), nodes=(1, 1), options=("--snapshot-every", "{node}"))
+    wait_for(lambda: any(one.process.poll() is not None for one in begun), "the end of a node")
+    for one in begun:
+        one.process.terminate()
+    codes = [one.wait(60.0) for one in begun]
+    assert 2 in codes
+    said = next(one.output for one, code in zip(begun, codes, strict=True) if code == 2)
+    assert "was started with --snapshot-every" in said and "use the same on every node" in said, said
 
 
 @pytest.mark.slow
