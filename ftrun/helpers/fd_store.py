@@ -325,8 +325,9 @@ class FdStore:
         for key in list(self._held):
             self._forget(key)
         with self._lock:
-            reads = [self._reads.popitem()[1][1] for _ in range(len(self._reads))]
-        for one in reads:
+            reads = [*self._reads.values()]
+            self._reads.clear()
+        for _, one in reads:
             one.end()
         if self._copies is not None:
             self._copies.dropped()

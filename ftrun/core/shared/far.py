@@ -26,7 +26,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ftrun import native
@@ -126,13 +125,16 @@ class FarLine:
     def __init__(self, address: tuple[str, int], secret: str, patience: float = 0.0) -> None:
         self._address = address
         self._secret = secret
-        begin = time.monotonic()
+        self._connect(time.monotonic() + patience)
+
+    def _connect(self, until: float) -> None:
+        """Connect, and try again until then."""
         while True:
             try:
                 self._sock, self._challenge = self._connected()
                 return
             except OSError:
-                if time.monotonic() - begin >= patience:
+                if time.monotonic() >= until:
                     raise
             time.sleep(_AGAIN)
 
@@ -153,14 +155,14 @@ class FarLine:
 
     def size(self, rank: int, name: str) -> int | None:
         """Return the bytes of a segment, None = there is none."""
-        trouble = _Trouble()
+        until = None
         while True:
             try:
                 send(self._sock, {"op": "size", "rank": rank, "name": name})
                 told = receive(self._sock)
                 return int(told["size"]) if told.get("ok") else None
             except OSError as error:
-                self._anew(trouble, error)
+                until = self._anew(until, error)
 
     def read(
         self,
@@ -171,21 +173,18 @@ class FarLine:
         read: Callable[[int, memoryview], None] = lambda at, part: None,
     ) -> None:
         """Read ranges of a segment into the memory that `room(place, length)` gives for each part. `read` hears of each that is there."""
-        left, trouble = [(at, size) for at, size in ranges if size], _Trouble()
+        left, until = [(at, size) for at, size in ranges if size], None
         while left:
             parts = self._parts(rank, name, [*left], room)
             while left:
                 try:
                     at, part = next(parts)
                 except OSError as error:
-                    self._anew(trouble, error)
+                    until = self._anew(until, error)
                     break
                 read(at, part)
-                trouble.since = None
-                end = at + len(part)
-                _, size = left.pop(0)
-                if size > len(part):
-                    left.insert(0, (end, size - len(part)))
+                until, size = None, left[0][1] - len(part)
+                left[:1] = [(at + len(part), size)] if size else []
 
     def _parts(
         self, rank: int, name: str, ranges: list[tuple[int, int]], room: Callable[[int, int], memoryview]
@@ -210,23 +209,13 @@ class FarLine:
                 yield at, part
                 at += length
 
-    def _anew(self, trouble: _Trouble, error: OSError) -> None:
-        """Connect again, unless that has been of no use for too long: then raise the error."""
-        trouble.since = time.monotonic() if trouble.since is None else trouble.since
-        self._sock.close()
-        while time.monotonic() - trouble.since <= PATIENCE:
-            time.sleep(_AGAIN)
-            try:
-                self._sock, self._challenge = self._connected()
-            except OSError as failed:
-                error = failed
-                continue
-            return
-        raise error
-
-
-@dataclass
-class _Trouble:
-    """`since`: when what is asked for first failed, None = it did not, or something has come since."""
-
-    since: float | None = None
+    def _anew(self, until: float | None, error: OSError) -> float:
+        """Connect again until then, or for PATIENCE seconds from now on; raise the error if that is over."""
+        now = time.monotonic()
+        until = now + PATIENCE if until is None else until
+        self.close()
+        if now > until:
+            raise error
+        time.sleep(_AGAIN)  # it may have no such memory yet
+        self._connect(until)
+        return until

@@ -59,8 +59,7 @@ class Memories:
         self._found: dict[int, Memory] = {}
         self._far: dict[int, FarMemory] = {}
         self._refused: dict[int, str] = {}
-        self._failed: dict[int, float] = {}  # since when another node's rank has not been reached: it is asked again after all others
-        self._asked_again: set[int] = set()
+        self._failed: dict[int, float] = {}  # since when another node's rank was of no use: it is asked again after all others
 
     def of(self, rank: int) -> Memory:
         """Return the memory of a rank that was reported as kept: the slots, and the arena as far as `with_weights` has brought it.
@@ -103,14 +102,15 @@ class Memories:
     def refuse(self, rank: int, why: object) -> None:
         """Note why that rank's memory was of no use.
 
-        The worker that reads a GPU may have died in it: its replacement is asked once more.
+        One of another node is asked once more: a worker may have died that read its GPU.
         """
-        far = self._far.get(rank)
-        if far is not None and far.arena.has_gpu and rank not in self._asked_again:
-            self._asked_again.add(rank)
+        far = self._far.pop(rank, None)
+        if far is not None:
             far.close()
-            del self._far[rank], self._found[rank]
-            return
+            del self._found[rank]
+            if rank not in self._failed:
+                self._failed[rank] = time.monotonic()
+                return
         self._refused[rank] = f"rank {rank}: {why}"
 
     def until(self, ranks: Set[int], decide: Callable[[tuple[Peer, ...], float], _T]) -> _T:
@@ -166,7 +166,7 @@ class Memories:
             elif rank not in self._far and rank not in self._refused:
                 far = self._far[rank] = FarMemory(address, span.secret, rank, functools.partial(transfer.counted, self._context))
                 self._found[rank] = Memory(rank, far.slots, far.arena)
-            if rank in self._far and rank not in self._refused:
+            if rank in self._far:
                 self._far[rank].look()
                 kept, tags = self._far[rank].has_weights(), self._found[rank].tags
         except OSError as error:

@@ -198,7 +198,7 @@ def test_what_fails_on_a_node_that_lost_its_place_is_nothing_to_the_others(what:
     play.run(LOST)
     back = play.agents["b"]
     if what == "a rank failed":
-        back.member.next_round({"kind": "failed", "rank": 2, "cause": "exit 1", "node": 1, "host": "host-b"}, back.now())
+        back.member.next_round({"kind": "failed", "rank": 2, "cause": "exit 1", "node": 1, "host": "host-b"})
     elif what == "a repair":
         back.member.stops(0, 2, {"kind": "failed", "rank": 2, "cause": "SIGKILL"})
     else:
@@ -228,7 +228,7 @@ def test_a_node_at_its_end_gives_its_place_to_a_spare_one_or_ends_the_run(spares
     here, there = play.agents["b"], play.agents["a"]
     here.member.stops(0, 1, {"kind": "failed", "cause": "exit 1"})
     there.member.stops(0, 2, {"kind": "failed", "cause": "exit 1"})
-    here.member.withdraws({"code": 75, "detail": "rank 2 on node 1 (host-b) failed: 4 times"}, False, here.now())
+    here.member.withdraws({"code": 75, "detail": "rank 2 on node 1 (host-b) failed: 4 times"}, False)
     here.member.leave()
     play.frozen.add("b")
     play.run()
@@ -255,7 +255,7 @@ def test_no_spare_node_is_given_two_places() -> None:
         return create(name, record)
 
     memory.create = later  # type: ignore[method-assign]
-    here.member.withdraws({"code": 75, "detail": "node 2 (host-c) ended: no healthy device is left"}, False, here.now())
+    here.member.withdraws({"code": 75, "detail": "node 2 (host-c) ended: no healthy device is left"}, False)
     play.frozen |= {"b", "c"}
     play.run()
     assert members(newest(play.agents["a"], "stops")) == ["a", "s", "t"]
@@ -358,9 +358,9 @@ def request(to: str, key: str = "k", **more: Any) -> dict[str, Any]:
 def give_up(play: Play, who: str) -> Agent:
     """Let an agent give its place up, if it may: its workers end, and it leaves."""
     agent = play.agents[who]
-    agent.member.gives_up(agent.ready().round, agent.now())
+    agent.member.gives_up(agent.ready().round)
     if agent.kinds()[-1] == "drained":
-        agent.member.withdraws({"code": 75, "detail": "drained"}, True, agent.now())
+        agent.member.withdraws({"code": 75, "detail": "drained"}, True)
         agent.member.leave()
         del play.agents[who]
     play.run(1.0)
@@ -426,9 +426,9 @@ def test_one_spare_node_is_kept_for_one_place() -> None:
     play = play_of("abcd", "st", spares=2)
     for who in "bc":
         agent = play.agents[who]
-        agent.member.gives_up(0, agent.now())
+        agent.member.gives_up(0)
     assert [newest(play.agents[who], "drained").record["taker"] for who in "bc"] == ["host-s", "host-t"]  # type: ignore[index]
-    play.agents["a"].member.gives_up(0, play.agents["a"].now())
+    play.agents["a"].member.gives_up(0)
     assert play.agents["a"].kinds()[-1] == "kept"
     play.frozen.add("d")
     play.run(LOST)
@@ -438,7 +438,7 @@ def test_one_spare_node_is_kept_for_one_place() -> None:
 def test_a_node_that_is_lost_before_it_gave_its_place_up_is_replaced_by_the_one_that_was_kept() -> None:
     play = play_of()
     agent = play.agents["b"]
-    agent.member.gives_up(0, agent.now())
+    agent.member.gives_up(0)
     play.frozen.add("b")
     play.run(LOST)
     assert members(newest(play.agents["a"], "stops")) == ["a", "s"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import pytest
@@ -23,10 +22,11 @@ class Refusing(Memory):
 
     serves = False
     refuses = False
-    looks = 0
+    looks = refused = 0
 
     def view(self) -> Mapping[str, Record]:
         if self.refuses:
+            self.refused += 1
             raise Denied("the service refuses GET: no such role")
         self.looks += 1
         return super().view()
@@ -55,7 +55,7 @@ def test_one_that_refuses_later_may_change_its_mind(for_good: bool) -> None:
     session, heard = begin(records)
     wait_for(lambda: records.looks > 1, "a look")
     records.refuses = True
-    time.sleep(KEEP_ALIVE / 3)
+    wait_for(lambda: records.refused > 3, "refusals")
     assert [news.kind for news in heard] == ["waiting"]
     if for_good:
         wait_for(lambda: len(heard) > 1, "the end")

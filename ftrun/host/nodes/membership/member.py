@@ -1,7 +1,7 @@
 """Holds the rules of a rendezvous for one agent: join a round, run in it, see it break, join the next one.
 
-Theory of operation. Pure but for the carrier: the time comes as an argument (seconds on this agent's own clock). `tick` looks at
-the records and does what is due; to do it twice is harmless. Records:
+Theory of operation. Pure but for the carrier and the clock, which is this agent's own. `tick` looks at the records and does what is due;
+to do it twice is harmless. Records:
 
 - `agent.<id>`: who it is, a beat that grows, `state` (joining, in, finished, left), the round it is about, and its last failure.
 - `round.<r>`: the table of round r, created by one joiner: who takes part, in which order, and the restarts so far.
@@ -74,25 +74,27 @@ class Member:
         terms: MemberTerms,
         shows: Mapping[str, Record],
         on_news: Callable[[News], None],
-        now: float,
+        clock: Callable[[], float],
         bells: Bells | None = None,
     ) -> None:
         """`shows`: what this node shows the others of itself with each beat, by subject; its owner changes it."""
         self._carrier = carrier
+        self._clock = clock  # seconds
+        self._now = clock()  # when the newest look began
         self._me = me
         self._terms = terms
         self._on_news = on_news
         self._bells = bells
         self._view: Mapping[str, Record] = {}
-        self._sights = Sights(me.id, terms, now)
+        self._sights = Sights(me.id, terms, self._now)
         self._takers = Takers(carrier, me, terms, self._sights)
         self._state = "joining"
         self._about = 0  # the round that our record is about
         self._beat = 0
-        self._beaten = now - 3600.0
+        self._beaten = self._now - 3600.0
         self._dirty = True  # our record is to be written, and all others are to look,
         self._answered = False  # or the first node alone
-        self._joining_since = now
+        self._joining_since = self._now
         self._last_call_since: float | None = None
         self._left = -1  # the last round that we have left, or were not in,
         self._left_in = 0  # and the incident in which another node took our place there
@@ -140,18 +142,18 @@ class Member:
 
     # -- what the agent asks -----------------------------------------------------------------------------------------
 
-    def next_round(self, failure: Record | None, now: float) -> None:
+    def next_round(self, failure: Record | None) -> None:
         """Break this agent's round, unless it is broken already (`failure` None), and join the next one. Its workers have ended."""
         if self.over or self._table is None:
             return
         if not self._ready:
             self._hosting = False  # our store ended before anybody knew of it
             return
-        self._look(now)
+        self._look()
         if failure is not None and not self._lost_place(self._table):
             self._failure = {"round": self._table.round, **failure}
             self._break(self._table.round, failure)
-        self._join_again(now)
+        self._join_again()
 
     def store_up(self, host: str, port: int) -> None:
         """Publish the address of the store that this agent was asked for."""
@@ -176,9 +178,9 @@ class Member:
             self._drains.ask(request)
             self._ring()
 
-    def gives_up(self, number: int, now: float) -> None:
+    def gives_up(self, number: int) -> None:
         """Say whether a spare node can take this one's place in round `number` now; say nothing while a repair goes on."""
-        self._look(now)
+        self._look()
         if self._table is None or self._table.round != number or self._together is None:
             return
         table = self._follow_seats(self._table)
@@ -198,19 +200,19 @@ class Member:
             why = f"no spare node with {count(self._me.nproc, 'rank')} waits"
         self._on_news(News("kept", number, {"why": why}))
 
-    def claims(self, number: int, now: float) -> None:
+    def claims(self, number: int) -> None:
         """Keep a spare node for this one's place in round `number`: its workers are about to end, since its machine is at its end."""
-        self._look(now)
+        self._look()
         at = self._table.index(self._me.id) if self._table is not None and self._table.round == number else None
         if self._table is not None and at is not None:
             self._takers.claimed(self._view, self._table, at)
 
-    def withdraws(self, record: Record, drained: bool, now: float) -> None:
+    def withdraws(self, record: Record, drained: bool) -> None:
         """Let a spare node take this one's place, whose workers have ended; without one, end the run for every agent, as `record` says.
 
         `drained`: a person wants it, and nothing failed.
         """
-        self._look(now)
+        self._look()
         while self._table is not None and self._together is not None:
             table = self._follow_seats(self._table)
             at = table.index(self._me.id)
@@ -224,7 +226,7 @@ class Member:
             if self._takers.seat(self._together, table, at, spare, kind, cause):
                 self._ring()
                 return
-            self._look(now)  # another incident began meanwhile, and may have given that spare node another place
+            self._look()  # another incident began meanwhile, and may have given that spare node another place
         self.end(record)
 
     def stops(self, number: int, incident: int, why: Record) -> None:
@@ -281,26 +283,28 @@ class Member:
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Look at the records, do what is due, and report what the agent must know."""
         if self.over:
             return
-        self._look(now)
+        self._look()
         if OVER in self._view:
             self.over = True
             self._on_news(News("over", self._about, self._view[OVER]))
             return
         if self._table is None:
-            self._join(now)
+            self._join()
         else:
-            self._take_part(self._table, now)
+            self._take_part(self._table)
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
+        self._now = self._clock()
         self._view = self._carrier.view()
-        self._sights.look(self._view, now)
+        self._sights.look(self._view, self._now)
 
-    def beat(self, now: float) -> bool:
+    def beat(self) -> bool:
         """Write this agent's record if that is due. Return whether it was written, and no other agent has this one's place."""
+        now = self._clock()
         eager = self._state == "joining" and now - self._joining_since < _EAGER
         pause = min(_EAGER_BEAT, self._terms.beat) if eager else self._terms.beat
         if self.over or not (self._dirty or self._answered or now - self._beaten >= pause):
@@ -347,13 +351,13 @@ class Member:
     def _seats(self, number: int) -> Seats:
         return Seats(self._view, number)
 
-    def _join(self, now: float) -> None:
+    def _join(self) -> None:
         last = self._latest()
         broken = last is None or f"break.{last.round}" in self._view
         if last is not None and self._has_place(last):
             if not broken:
                 self._enter(last)
-                self._take_part(last, now)
+                self._take_part(last)
                 return
             self._left = last.round
         target = 0 if last is None else last.round + 1
@@ -365,15 +369,15 @@ class Member:
         if self._left < 0:
             self._compare_terms(last, broken, target)
         if broken:
-            self._form(last, target, joiners, now)
+            self._form(last, target, joiners)
         elif last is not None and all(self._sights.vanished(m.id) for m in last.members):
             self._on_news(News("stale", last.round))
             self._break(last.round, {"kind": "vanished", "cause": "every node of it is gone"})
         if last is not None and spare:
-            self._joining_since = now  # it may be needed much later, and then waits for the others as long as they do for it
+            self._joining_since = self._now  # it may be needed much later, and then waits for the others as long as they do for it
             self._look_at_nodes(last)
         self._report_waiting(target, joiners, last if spare else None)
-        if now - self._joining_since > self._terms.join_timeout:
+        if self._now - self._joining_since > self._terms.join_timeout:
             self._too_late(len(joiners), last)
 
     def _compare_terms(self, last: RoundTable | None, broken: bool, target: int) -> None:
@@ -412,7 +416,7 @@ class Member:
             self.end({"code": 1, "detail": text})
         raise CarrierLost(text)
 
-    def _form(self, last: RoundTable | None, target: int, joiners: list[str], now: float) -> None:
+    def _form(self, last: RoundTable | None, target: int, joiners: list[str]) -> None:
         """Close round `target` if it is complete and this agent is the one to do so."""
         before = [m.id for m in last.members] if last is not None else []
         places = {who: k for k, who in enumerate(before)}
@@ -420,7 +424,7 @@ class Member:
         if min(joiners, key=lambda who: (places.get(who, late), who)) != self._me.id:
             return
         missing = [who for who in before if who not in joiners and not self._sights.vanished(who)]
-        if missing or not self._enough(joiners, bool(before), now):
+        if missing or not self._enough(joiners, bool(before)):
             return
         eldest = sorted(joiners, key=lambda who: (places.get(who, late), self._sights.order(who)))
         if self._terms.by_rank:
@@ -452,7 +456,7 @@ class Member:
             return self._record(who)
         return {"id": me.id, "host": me.host, "addr": me.addr, "nproc": me.nproc, "node_rank": me.node_rank}
 
-    def _enough(self, joiners: list[str], again: bool, now: float) -> bool:
+    def _enough(self, joiners: list[str], again: bool) -> bool:
         terms = self._terms
         if terms.by_rank:
             return {self._about_node(who)["node_rank"] for who in joiners} == set(range(terms.most))
@@ -462,8 +466,8 @@ class Member:
         if len(joiners) >= terms.most or again:  # latecomers make the next round larger
             return True
         if self._last_call_since is None:
-            self._last_call_since = now
-        return now - self._last_call_since >= terms.last_call
+            self._last_call_since = self._now
+        return self._now - self._last_call_since >= terms.last_call
 
     # -- in a round --------------------------------------------------------------------------------------------------
 
@@ -474,27 +478,27 @@ class Member:
         if self._bells is not None:
             self._bells.use(table.secret)
 
-    def _join_again(self, now: float) -> None:
+    def _join_again(self) -> None:
         assert self._table is not None
         self._left, self._left_in = self._table.round, self._together.newest if self._together is not None else 0
         self._table, self._ready, self._together, self._drains = None, False, None, None
-        self._joining_since, self._last_call_since = now, None
-        self._join(now)
-        self.beat(now)
+        self._joining_since, self._last_call_since = self._now, None
+        self._join()
+        self.beat()
 
-    def _take_part(self, table: RoundTable, now: float) -> None:
+    def _take_part(self, table: RoundTable) -> None:
         number = table.round
         reason = self._view.get(f"break.{number}")
         if reason is not None:
             if not self._ready:
-                self._join_again(now)
+                self._join_again()
             else:
                 self._tell_broken(number, reason)
             return
         table = self._follow_seats(table)
         if table.index(self._me.id) is None:
             if not self._ready:
-                self._join_again(now)
+                self._join_again()
             else:
                 cause = f"the others saw nothing of this node for {self._terms.keep_alive:g} s, and another one has its place"
                 self._tell_broken(number, {"kind": "evicted", "cause": cause})

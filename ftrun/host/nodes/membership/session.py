@@ -21,7 +21,6 @@ from ftrun.host.nodes.membership.terms import Me, MemberTerms
 
 _IN_REPAIR = 0.02  # seconds between two looks while the nodes repair their world, or a tenth of the usual pause if that is longer
 _EACH_PEER = 0.01  # seconds added to the pause between two looks for each other agent
-_LOOKING = ("next_round", "claims", "withdraws", "gives_up")  # orders that begin with a look, and need to know when it began
 _PARTING = 8.0  # seconds that `close` waits for the thread
 
 # Opens the carrier, and says where the others reach this machine; None when stopped meanwhile (the first argument). The second one is
@@ -148,7 +147,7 @@ class Session:
             self._on_news(News("lost", -1, {"code": code, "detail": text}))
 
     def _follow(self, carrier: Carrier, me: Me, bells: Bells, guardian: Guardian) -> None:
-        member = Member(carrier, me, self._terms, self._shown, self._on_news, time.monotonic(), bells)
+        member = Member(carrier, me, self._terms, self._shown, self._on_news, time.monotonic, bells)
         trouble = 0.0  # when the carrier first failed, 0 = it works
         worked = False  # ever
         order: tuple[str, tuple[Any, ...]] | None = None
@@ -157,13 +156,13 @@ class Session:
                 order = order or self._next_order(0.0)
                 while order is not None:
                     name, args = order
-                    getattr(member, name)(*args, *((time.monotonic(),) if name in _LOOKING else ()))
+                    getattr(member, name)(*args)
                     if name == "leave":
                         return
                     order = self._next_order(0.0)
-                member.tick(time.monotonic())
+                member.tick()
                 begun = lease.now()
-                if member.beat(time.monotonic()):
+                if member.beat():
                     self._on_beat(begun)
                 guardian.listen(member.neighbour)
                 trouble, worked = 0.0, True

@@ -32,7 +32,6 @@ class Sights:
     def __init__(self, me: str, terms: MemberTerms, now: float) -> None:
         self._me = me
         self._terms = terms
-        self._keep_alive = terms.keep_alive
         self._now = now
         self._view: Mapping[str, Record] = {}
         self._seen: dict[str, _Sight] = {}
@@ -44,8 +43,7 @@ class Sights:
 
     def look(self, view: Mapping[str, Record], now: float) -> None:
         """Take in the records as they are now; `now`: when the look at them began."""
-        later = now > self._now
-        unseen = max(0.0, now - self._now - self._keep_alive * _UNSEEN)
+        unseen = max(0.0, now - self._now - self._terms.keep_alive * _UNSEEN)
         self._view, self._now = view, now
         for sight in self._seen.values():
             sight.changed += unseen  # this agent was frozen, or its look took long: it knows little of the others then
@@ -59,9 +57,9 @@ class Sights:
                 continue
             sight = self._seen[who]
             new = sight.beat != beat
-            if new or (sight.new and later):  # the look that saw a beat may have begun before it: what counts begins with the next one
+            if new or sight.new:  # the look that saw a beat may have begun before the beat: what counts begins with the next one
                 sight.changed = now
-            sight.beat, sight.new, sight.moved = beat, new or (sight.new and not later), sight.moved or new
+            sight.beat, sight.new, sight.moved = beat, new, sight.moved or new
 
     def ended(self, who: str) -> None:
         """Take in the word of an agent's guardian: its launcher and its ranks have ended."""
@@ -77,7 +75,7 @@ class Sights:
             return True
         if sight is None:  # its record was removed before we came
             return not record
-        return self._now - sight.changed > self._keep_alive
+        return self._now - sight.changed > self._terms.keep_alive
 
     def waiting(self, target: int) -> list[str]:
         """Return the other living agents that wait for round `target`, in the order in which they came."""
